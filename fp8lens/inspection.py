@@ -410,17 +410,21 @@ def of_dump(
     beside: Mapping[str, bytes],
     mesh: Mapping[str, int] | None = None,
     reasons: bool = True,
+    most: int = 0,
 ) -> tuple[Inspection, str]:
     """A program that XLA dumped, from a file of this name; and what is wrong with a file beside it,
     in words, "" for nothing. `beside` has the files, by name, that `fp8lens.dumps.files_beside`
     names: with them it has reasons, which are looked for at once if `reasons`. If one of the files
-    is damaged, or of another program, none is used.
+    is damaged, or of another program, or all together have more than `most` bytes of text, unless
+    that is 0, none is used.
     """
     alone = Inspection(module, mesh=mesh)
-    texts = {}
+    texts: dict[str, str] = {}
     for file, data in beside.items():
         try:
-            texts[file] = text_of(data)
+            texts[file] = text_of(data, most)
+            if most and sum(map(len, texts.values())) > most:
+                raise NoText(f"the last of more than {most / 1e6:g} MB of text")
             if reasons and not is_ptx(file):
                 parse_hlo_module(texts[file])
         except NoText as error:

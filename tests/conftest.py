@@ -30,7 +30,7 @@ WAIT = 120_000
 
 # These take longest and go first, the longest before all: each of the others takes seconds.
 _LONGEST = (
-    "notebooks versions site explorers reasons gpu corpus lab properties isolate "
+    "notebooks versions site explorers firefox reasons gpu corpus lab properties isolate "
     "gpt compile hlo_parse collectives cli nnx code"
 )
 LONGEST = [f"test_{name}" for name in _LONGEST.split()]

@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+#: What a widget leaves in a notebook for the site, which has the explorer itself in its place: the
+#: name of its module, and what is chosen.
+STATE = "application/vnd.fp8.explorer+json"
 FOLDER = Path(__file__).resolve().parent
 _IMPORT = re.compile(r"(\bfrom\s*)([\"'])\./([\w-]+\.mjs)\2")
 

@@ -2,7 +2,7 @@
 // shown step by step, beside a second format, on a line of the numbers that there are, and in a block with one scale.
 //
 // The model has
-//   value, scale     what is typed: numbers as text
+//   value, scale     what is typed: numbers as text; a value may be a code of the first format, as 0x7E
 //   format, beside   names of two formats
 //   clamp            whether a number beyond the format is clamped before it is rounded
 //   code             the code that the reader made of the first format, if it is one of several NaN; else -1
@@ -17,31 +17,51 @@ import {
 import { draw, few, field, fill, input, label, linkTo, make, redrawn, select, show } from "./elements.mjs";
 
 const BLOCK = 32;
-const TRIES = ["465", "464", "0.001", "0.0009", "1/3", "-1e6", "inf", "nan"];
+const TRIES = ["465", "464", "0.001", "0.0009", "1/3", "2^-9", "0x7E", "-1e6", "inf", "nan"];
 const CODES = { format: "code", beside: "beside_code" }; // of a panel, the model's key
 const FIELD_NAMES = ["sign", "exponent", "mantissa"];
 
 // Words ---------------------------------------------------------------------------------------------------------------
 
-/** A number as it is typed: also a fraction as 465/448, inf and nan. Of other text, and beyond a double: undefined. */
-export function parse(text) {
+const CODE = /^(0x[\da-f]+|0b[01]+)$/i;
+
+/** What is typed is a code, as 0x7E or 0b1000: its number. Of other text null. */
+const codeIn = text => (CODE.test(text.trim()) ? Number(text.trim()) : null);
+
+/** A factor such as 3.5, 1e-3 or 2^-9; undefined of other text, and where a double makes 0 or infinity of it. */
+function factorOf(text) {
+  const found = /^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)(?:\^([+-]?\d+))?\s*$/i.exec(text);
+  if (!found) return undefined;
+  const [, base, power] = found;
+  const number = power === undefined ? Number(base) : Number(base) ** Number(power);
+  const isLost = number === 0 && /[1-9]/.test(base.replace(/e.*/i, "")); // as of 1e-400
+  return Number.isFinite(number) && !isLost ? number : undefined;
+}
+
+/**
+ * A number as it is typed: also a fraction as 465/448, a product as 1.5*2^-9, inf and nan, and a code of a format. Of other
+ * text, and beyond a double: undefined.
+ */
+export function parse(text, format = null) {
   const trimmed = text.trim();
+  const code = codeIn(trimmed);
+  if (code !== null) return format && code < 2 ** format.bits ? decode(format, code) : undefined;
   if (/^[+-]?nan$/i.test(trimmed)) return NaN;
   const infinite = /^([+-]?)inf(inity)?$/i.exec(trimmed);
   if (infinite) return infinite[1] === "-" ? -Infinity : Infinity;
-  const parts = trimmed.split("/");
-  const isDigits = part => /^\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*$/i.test(part);
-  if (parts.length > 2 || !parts.every(isDigits)) return undefined;
-  const [over, under = 1] = parts.map(Number);
+  const parts = trimmed.split("/").map(part => part.split("*").map(factorOf));
+  if (parts.length > 2 || parts.flat().includes(undefined)) return undefined;
+  const [over, under = 1] = parts.map(factors => factors.reduce((product, factor) => product * factor));
   const quotient = over / under;
-  const isLost = quotient === 0 && /[1-9]/.test(parts[0].replace(/e.*/i, "")); // as of 1e-400
+  const isLost = quotient === 0 && !parts[0].includes(0);
   return Number.isFinite(quotient) && !isLost ? quotient : undefined;
 }
 
 /** What is wrong with what was typed, in a sentence; nothing if all is right. */
-export function complaint(valueText, scaleText) {
-  if (parse(valueText) === undefined) {
-    return `“${valueText}” is not a number that a double holds. Give one such as 3.14, 1e-3, 1/3, inf or nan.`;
+export function complaint(valueText, scaleText, format) {
+  if (parse(valueText, format) === undefined) {
+    if (codeIn(valueText) !== null) return `“${valueText}” is not a code of ${label(format)}, which has ${format.bits} bits.`;
+    return `“${valueText}” is not a number that a double holds. Give one such as 3.14, 1e-3, 1/3, 2^-9, inf or nan, or a code such as 0x7E or 0b1000.`;
   }
   const scale = parse(scaleText);
   if (scale > 0 && Number.isFinite(scale)) return "";
@@ -432,7 +452,7 @@ function block(formats, change) {
     fill(rounding, state.rounding);
     fill(others, state.others);
     const format = byName.get(state.element);
-    const numbers = state.others.split(/[\s,;]+/).filter(text => text).map(parse);
+    const numbers = state.others.split(/[\s,;]+/).filter(text => text).map(text => parse(text));
     const values = [value, ...numbers];
     if (values.some(number => !Number.isFinite(number))) {
       clear();
@@ -482,13 +502,18 @@ function cellOf(value, r, state) {
 function askedOf(model) {
   const formats = model.get("formats");
   const formatOf = key => formats.find(format => format.name === model.get(key)) ?? formats[0];
-  const [value, scale] = [model.get("value"), model.get("scale")];
+  const [typed, scaleTyped] = [model.get("value"), model.get("scale")];
+  const chosen = [formatOf("format"), formatOf("beside")];
+  const scale = parse(scaleTyped);
+  const isCode = codeIn(typed) !== null;
+  const decoded = parse(typed, chosen[0]);
   return {
-    value: parse(value),
-    scale: parse(scale),
-    clamp: model.get("clamp"),
-    chosen: [formatOf("format"), formatOf("beside")],
-    problem: complaint(value, scale),
+    value: isCode && decoded !== undefined ? decoded * (scale ?? 1) : decoded,
+    scale,
+    // A code is shown as it is: infinity would be clamped.
+    clamp: model.get("clamp") && !(isCode && Math.abs(decoded) === Infinity),
+    chosen,
+    problem: complaint(typed, scaleTyped, chosen[0]),
   };
 }
 
@@ -541,7 +566,7 @@ function render({ model, el }) {
 
   /** The code of what a value became: of a NaN, the one that the reader made. */
   function codeOf(which, format, r) {
-    const made = model.get(CODES[which]) ?? -1;
+    const made = (which === "format" ? codeIn(model.get("value")) : null) ?? model.get(CODES[which]) ?? -1;
     const isThat = Number.isNaN(r.decoded) && made >= 0 && Number.isNaN(decode(format, made));
     return isThat && made < 2 ** format.bits ? made : r.code;
   }

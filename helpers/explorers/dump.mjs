@@ -4,9 +4,8 @@
 // becomes an address, a class or the name of an attribute. The worker (dump.worker.mjs) does the reading; the page asks it
 // for the part that is on the screen.
 
-import { make as h } from "./elements.mjs";
+import { copying, make as h, pageOfRule } from "./elements.mjs";
 
-const RULES = "../../rules/"; // from the page
 const PART = 100; // rows that are shown at once
 const MOST = 64_000_000; // bytes of text: what a browser's memory holds as Python's objects
 const VIEWS = {
@@ -18,6 +17,60 @@ const VIEWS = {
 };
 const CANCELLED = "cancelled";
 const COMMAND = "In a terminal, fp8lens dump.txt says the same.";
+
+// What was read last in this tab, so that a reload of the page shows it again. It is in this browser's database under a
+// number that the tab knows: the time. What other tabs have left there is deleted after a day.
+const KEY = "fp8lens-dump";
+const DAY = 86_400_000; // milliseconds
+
+async function inDatabase(act) {
+  const base = await new Promise((resolve, reject) => {
+    const asked = indexedDB.open(KEY, 1);
+    asked.onupgradeneeded = () => asked.result.createObjectStore("dumps");
+    asked.onsuccess = () => resolve(asked.result);
+    asked.onerror = () => reject(asked.error);
+  });
+  try {
+    const transaction = base.transaction("dumps", "readwrite");
+    const asked = act(transaction.objectStore("dumps"));
+    return await new Promise((resolve, reject) => {
+      transaction.oncomplete = () => resolve(asked.result);
+      transaction.onabort = () => reject(transaction.error);
+    });
+  } finally {
+    base.close();
+  }
+}
+
+const kept = {
+  /** Keep files, [{name, file}]. Whether the browser did. */
+  async keep(files) {
+    try {
+      const key = Date.now() + Math.random();
+      await inDatabase((dumps) => dumps.put(files, key));
+      sessionStorage.setItem(KEY, String(key));
+      return true;
+    } catch {
+      return false;
+    }
+  },
+  async files() {
+    try {
+      await inDatabase((dumps) => dumps.delete(IDBKeyRange.upperBound(Date.now() - DAY)));
+      const key = Number(sessionStorage.getItem(KEY));
+      return key ? ((await inDatabase((dumps) => dumps.get(key))) ?? []) : [];
+    } catch {
+      return [];
+    }
+  },
+  async forget() {
+    try {
+      const key = Number(sessionStorage.getItem(KEY));
+      sessionStorage.removeItem(KEY);
+      if (key) await inDatabase((dumps) => dumps.delete(key));
+    } catch {} // a browser that keeps nothing
+  },
+};
 
 // The worker, started when it is first needed. It runs under the page's own policy, which a worker of a plain address
 // would not: it, too, may ask nobody else for anything.
@@ -82,6 +135,8 @@ async function filesOf(transfer) {
   return files;
 }
 
+const nameOf = (file) => file.webkitRelativePath || file.name;
+
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
 /** A table of which a part is shown, and the button that shows more; `row` makes the <tr>s of one row. */
@@ -118,22 +173,51 @@ function matmulsOf({ report, totals }, lead) {
   };
   return [
     ...tableOf(report.head, "Matmuls", report.rows, row),
-    h("p", { class: "quiet" }, h("span", { class: "mark lost" }, "not FP8"), " ", h("span", { class: "mark outside" }, "work left outside"), " ", totals),
+    h("p", { class: "quiet" }, totals),
   ];
 }
 
 /** Each matmul that is not FP8, or left work to other kernels, and why, as the compiled program alone tells it. */
 function lostOf(lost, lead) {
-  const item = ({ title, at, source, isFp8, runs, why, kernels }) =>
+  const item = ({ title, at, source, isFp8, runs, flops, why, kernels }) =>
     h(
       "li",
       { class: isFp8 ? "" : "lost" },
-      h("p", {}, lead(title, at), source ? ` at ${source}` : "", runs === "1" ? "" : `, runs ${runs} times`),
+      h("p", {}, lead(title, at), source ? ` at ${source}` : "", runs === "1" ? "" : `, runs ${runs} times`, `: ${flops}`),
       why ? h("p", {}, why) : "",
       kernels.map(({ name, at: place, text }) => h("p", { class: "outside" }, lead(name, place), ` ${text}`)),
     );
   return h("ul", { class: "plain" }, lost.map(item));
 }
+
+/** XLA's rules that the program breaks, and the fix of each: where the dump has what XLA's rewriter was given. */
+function reasonsOf(reasons, lead) {
+  const item = ({ matmul, at, source, lost, blamed, reason, fix, rule, chain, matmuls }) =>
+    h(
+      "li",
+      { "data-rule": rule },
+      h("p", {}, at ? lead(matmul, at) : matmul, source ? ` at ${source}` : "", matmuls > 1 ? `, and ${counted(matmuls - 1, "other")} alike` : ""),
+      h("p", {}, `Lost ${lost}${blamed}: ${reason}.`),
+      ...chain.split("\n").filter(Boolean).map((line) => h("p", { class: "quiet" }, line)),
+      h("p", {}, h("b", {}, "Fix: "), `${fix}.`),
+      h("p", {}, "Rule ", h("a", { href: pageOfRule(rule) }, rule)),
+    );
+  return h("ul", { class: "plain reasons" }, reasons.map(item));
+}
+
+/** What the colours say. */
+const legend = () =>
+  h(
+    "p",
+    { class: "quiet legend" },
+    h("span", { class: "mark lost" }, "not FP8"),
+    h("span", { class: "mark outside" }, "work left to other kernels"),
+    "in HLO: ",
+    h("span", { class: "hlo-fp8" }, "FP8"),
+    h("span", { class: "hlo-opcode" }, "operation"),
+    h("span", { class: "hlo-target" }, "library's call"),
+    h("span", { class: "hlo-literal" }, "constant"),
+  );
 
 /** What stands until a dump is read, and where no script runs: the example. */
 export function answer(model) {
@@ -144,10 +228,11 @@ export function answer(model) {
     h(
       "div",
       { class: "stored" },
-      h("p", {}, "Of its example, a layer with a gate, the page says:"),
+      h("p", {}, "Of its example, a part of a transformer's block, the page says:"),
       h("p", { class: "verdict" }, example.answer),
+      legend(),
       matmulsOf(example, lead),
-      lostOf(example.lost, lead),
+      reasonsOf(example.reasons, lead),
     ),
   ];
 }
@@ -167,6 +252,7 @@ class Page {
     model.on("change:view", () => this.show());
     model.on("change:at", () => this.attempt(() => this.go()));
     model.on("change:find", () => this.attempt(() => this.search()));
+    model.on("change:program", () => this.attempt(() => this.stored()));
   }
 
   // The controls -----------------------------------------------------------------------------------------------------
@@ -200,7 +286,7 @@ class Page {
       input.addEventListener("change", () => {
         const files = [...input.files];
         input.value = ""; // else the same file, chosen again, changes nothing
-        this.read(files);
+        this.read(files.map((file) => ({ name: nameOf(file), file })));
       });
       return [h("button", { type: "button", onclick: () => input.click() }, folder ? "Choose a folder" : "Choose a file"), input];
     };
@@ -209,25 +295,39 @@ class Page {
       "div",
       { class: "paste", hidden: true },
       text,
-      h("button", { type: "button", onclick: () => this.read([new File([text.value], "pasted.txt")]) }, "Read this text"),
+      h("button", { type: "button", onclick: () => this.read([{ name: "pasted.txt", file: new File([text.value], "pasted.txt") }]) }, "Read this text"),
     );
     const toggle = () => {
       paste.hidden = !paste.hidden;
       if (!paste.hidden) text.focus();
     };
+    const command = this.model.get("command");
+    const first = h(
+      "div",
+      { class: "make" },
+      h(
+        "p",
+        {},
+        h("b", {}, "1. Make a dump"),
+        " where your program runs: XLA writes it to the folder dumps when it compiles. Without a GPU, ",
+        h("a", { href: "model.html" }, "bring your model"),
+        ".",
+      ),
+      h("div", { class: "command" }, h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "The command" }, h("code", {}, command)), copying(() => command, "Copy the command")),
+    );
     const area = h(
       "div",
       { class: "drop" },
       h(
         "div",
         { class: "controls" },
-        h("span", {}, "Drop a dump here, or"),
+        h("span", {}, h("b", {}, "2. Drop it here"), ", the folder or its zip, or"),
         pick(false),
         pick(true),
         h("button", { type: "button", onclick: toggle }, "Paste its text"),
         h("button", { type: "button", class: "main", onclick: () => this.read(null) }, "Open the example"),
       ),
-      h("p", { class: "quiet" }, `HLO as XLA dumps it (.txt or .gz), up to ${MOST / 1e6} MB of text. It stays in this browser. With the first dump, Python is loaded (5 MB).`),
+      h("p", { class: "quiet" }, `HLO as XLA dumps it (.txt, .gz, .zip), up to ${MOST / 1e6} MB of text. Nothing is uploaded. With the first dump, Python is loaded (5 MB).`),
       paste,
     );
     area.addEventListener("dragover", (event) => {
@@ -238,17 +338,20 @@ class Page {
     area.addEventListener("drop", async (event) => {
       event.preventDefault();
       area.classList.remove("over");
-      this.read(await filesOf(event.dataTransfer));
+      const files = await filesOf(event.dataTransfer);
+      this.read(files.map((file) => ({ name: nameOf(file), file })));
     });
-    return area;
+    return h("div", {}, first, area);
   }
 
   // Reading ----------------------------------------------------------------------------------------------------------
 
-  // `files` is null for the example.
-  async read(files) {
+  // `files`, {name, file} each, is null for the example; `program` names one that the site has.
+  async read(files, program = "") {
     if (files && !files.length) return;
-    this.forget();
+    this.model.set("program", program);
+    this.model.save_changes();
+    this.clear();
     const turn = ++this.turn;
     const before = document.activeElement;
     this.busy(true);
@@ -257,7 +360,9 @@ class Page {
       this.summary = summary;
       this.tell(summary.said || `Read ${summary.name}.`, false, summary.answer);
       this.open();
+      await this.keep(program ? null : files?.filter(({ name }) => summary.used.includes(name)), turn);
     } catch (error) {
+      kept.forget();
       if (error.isFatal) this.lens.stop();
       if (error.message !== CANCELLED) this.tell(error.message, true);
     } finally {
@@ -296,13 +401,46 @@ class Page {
     this.el.toggleAttribute("data-busy", is);
   }
 
-  stop() {
-    this.lens.stop();
-    this.forget();
-    this.tell("Cancelled. Nothing is kept of the dump.");
+  // What the page keeps over a reload, and says so. What is read meanwhile is another's affair.
+  async keep(files, turn) {
+    await kept.forget();
+    const isKept = files ? await kept.keep(files) : false;
+    if (turn !== this.turn || !isKept) return;
+    const forget = h("button", { type: "button", onclick: () => this.forget("Forgotten: nothing is kept of the dump.") }, "Forget it");
+    this.keeping.replaceChildren("This browser keeps the dump for this tab, so that a reload shows it again; at most for a day. ", forget);
   }
 
-  forget() {
+  // The program that the address names.
+  async stored() {
+    const program = this.model.get("program");
+    if (!/^[a-z0-9-]+$/.test(program)) return;
+    const name = `${program}.txt.gz`;
+    const found = await fetch(new URL(`programs/${name}`, import.meta.url));
+    if (!found.ok) throw new Error(`This site has no program ${program}.`);
+    await this.read([{ name, file: new File([await found.blob()], name) }], program);
+  }
+
+  // The dump that was read before this page was loaded again.
+  async again() {
+    if (this.model.get("program")) return this.stored();
+    const turn = this.turn;
+    const files = await kept.files();
+    if (files.length && turn === this.turn) await this.read(files);
+  }
+
+  stop() {
+    this.lens.stop();
+    this.forget("Cancelled. Nothing is kept of the dump.");
+  }
+
+  forget(said) {
+    this.clear();
+    this.tell(said);
+    kept.forget();
+    this.el.querySelector(".drop button").focus(); // the button that was pressed is gone
+  }
+
+  clear() {
     this.summary = null;
     this.drawn.clear();
     this.result.replaceChildren();
@@ -329,10 +467,13 @@ class Page {
       list.append(tab);
       this.panels.set(view, h("div", { role: "tabpanel", id: `panel-${view}`, "aria-labelledby": `tab-${view}`, hidden: true }));
     }
+    this.keeping = h("p", { class: "quiet keeping" });
     this.result.replaceChildren(
       h("p", { class: "verdict" }, summary.answer),
       h("p", { class: "quiet" }, `${summary.name} (module ${summary.module}, ${counted(summary.instructions, "instruction")}, ${counted(summary.computations.length, "computation")})`),
       h("div", { class: "controls" }, h("button", { type: "button", onclick: () => this.attempt(() => this.export()) }, "Save as JSON")),
+      this.keeping,
+      legend(),
       list,
       ...this.panels.values(),
     );
@@ -397,24 +538,9 @@ class Page {
     panel.append(...matmulsOf(this.summary, this.lead));
   }
 
-  // XLA's rules, where the dump has what its rewriter was given.
-  reasons(reasons) {
-    const item = ({ matmul, at, source, lost, blamed, reason, fix, rule, chain, matmuls }) =>
-      h(
-        "li",
-        { "data-rule": rule },
-        h("p", {}, at ? this.lead(matmul, at) : matmul, source ? ` at ${source}` : "", matmuls > 1 ? `, and ${counted(matmuls - 1, "other")} alike` : ""),
-        h("p", {}, `Lost ${lost}${blamed}: ${reason}.`),
-        ...chain.split("\n").filter(Boolean).map((line) => h("p", { class: "quiet" }, line)),
-        h("p", {}, h("b", {}, "Fix: "), `${fix}.`),
-        h("p", {}, "Rule ", h("a", { href: `${RULES}${rule}.html` }, rule)),
-      );
-    return h("ul", { class: "plain reasons" }, reasons.map(item));
-  }
-
   lost(panel) {
     const { lost, reasons, flags } = this.summary;
-    if (reasons?.length) panel.append(this.reasons(reasons));
+    if (reasons?.length) panel.append(reasonsOf(reasons, this.lead));
     if (!lost.length && !reasons?.length) return panel.append(h("p", {}, "Every matmul is in FP8, and leaves no work to other kernels."));
     const without =
       "What the compiled program alone tells. For XLA's rules and the fix, dump with " +
@@ -453,7 +579,7 @@ class Page {
       place.replaceChildren(...tableOf(head.map((name) => name || "kind"), "Kernels", shown, row));
     };
     order.addEventListener("change", draw);
-    const classes = this.summary.classes.map((line) => h("li", {}, line));
+    const classes = this.summary.classes.map(([text, meaning]) => h("li", {}, text, h("br"), h("span", { class: "quiet" }, meaning)));
     panel.append(h("ul", { class: "classes" }, classes), h("div", { class: "controls" }, h("label", {}, "Order ", order)), place);
     draw();
   }
@@ -619,6 +745,7 @@ export default {
   render({ model, el }) {
     el.classList.add("explorer", "explorer-dump");
     const page = new Page(model, el);
+    page.attempt(() => page.again());
     return () => page.lens.stop();
   },
 };

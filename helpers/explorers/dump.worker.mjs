@@ -24,21 +24,19 @@ async function load() {
   return pyodide.runPython("import reader; reader.Reader()");
 }
 
-const nameOf = (file) => file.webkitRelativePath || file.name;
-
-// Of several files, the one that has the compiled program; a sentence that says which it is; and those that say what XLA's
-// rewriter was given.
+// Of several files, {name, file} each, the one that has the compiled program; a sentence that says which it is; and those
+// that say what XLA's rewriter was given.
 function choose(files) {
   if (files.length === 1) return [files[0], "", []];
-  const sizes = Object.fromEntries(files.map((file) => [nameOf(file), file.size]));
+  const sizes = Object.fromEntries(files.map(({ name, file }) => [name, file.size]));
   const choice = JSON.parse(reader.choose(JSON.stringify(sizes)));
   if (!choice) throw new Error(`None of these ${files.length} files is the text of a program.`);
-  const beside = files.filter((file) => choice.beside.includes(nameOf(file)));
-  return [files.find((file) => nameOf(file) === choice.name), `Read ${choice.said}`, beside];
+  const beside = files.filter(({ name }) => choice.beside.includes(name));
+  return [files.find(({ name }) => name === choice.name), `Read ${choice.said}`, beside];
 }
 
-// `most`: how many bytes are read. What is gzipped is unpacked by fp8lens, up to as many bytes of text.
-async function bytesOf(file, most) {
+// `most`: how many bytes are read. What is gzipped or zipped is unpacked by fp8lens, up to as many bytes of text.
+async function bytesOf({ name, file }, most) {
   let read = 0;
   let told = 0;
   const counted = new TransformStream({
@@ -61,13 +59,13 @@ async function bytesOf(file, most) {
       length += value.length;
       if (length > most) {
         pieces.cancel();
-        throw new RangeError(`${nameOf(file)} has more than ${most / 1e6} MB of text: read it with the command fp8lens.`);
+        throw new RangeError(`${name} has more than ${most / 1e6} MB of text: read it with the command fp8lens.`);
       }
       chunks.push(value);
     }
   } catch (error) {
     if (error instanceof RangeError) throw error;
-    throw new Error(`${nameOf(file)} cannot be read.`);
+    throw new Error(`${name} cannot be read.`);
   }
   const bytes = new Uint8Array(length);
   let at = 0;
@@ -81,22 +79,24 @@ async function bytesOf(file, most) {
 // Python's own bytes: what Python would get of JavaScript's is a view.
 const toPython = (bytes) => pyodide.toPy(bytes).tobytes();
 
-function read(name, bytes, said) {
-  const summary = JSON.parse(reader.read(name, toPython(bytes), tell));
+const isZip = ([p, k, three, four]) => p === 0x50 && k === 0x4b && three === 3 && four === 4;
+
+function read(name, bytes) {
+  const summary = JSON.parse(reader[isZip(bytes) ? "read_zip" : "read"](name, toPython(bytes), tell));
   if (summary.error) throw new Error(summary.error);
-  return { ...summary, said };
+  return summary;
 }
 
 const DO = {
   async read({ files, most }) {
     const [file, said, beside] = choose(files);
     const bytes = await bytesOf(file, most);
-    for (const one of beside) reader.lay(nameOf(one), toPython(await bytesOf(one, most)));
-    return read(nameOf(file), bytes, said);
+    for (const one of beside) reader.lay(one.name, toPython(await bytesOf(one, most)));
+    return { said, ...read(file.name, bytes), used: [file, ...beside].map(({ name }) => name) };
   },
   async example() {
-    const data = await (await fetch(`${HERE}example.txt`)).arrayBuffer();
-    return read("example.txt", new Uint8Array(data), "");
+    const data = await (await fetch(`${HERE}example.zip`)).arrayBuffer();
+    return read("example.zip", new Uint8Array(data));
   },
   async ask({ question, of }) {
     return JSON.parse(reader.ask(question, JSON.stringify(of)));

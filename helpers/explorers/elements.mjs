@@ -78,22 +78,65 @@ export function redrawn(model, element, update) {
   };
 }
 
-/** A button that copies the address of what is seen; nothing in a notebook, where there is none. */
-export function linkTo(model) {
-  if (typeof model.address !== "string") return "";
+/** A button that copies a text, made when it is pressed; if the browser lets no page copy, the text is shown. */
+export function copying(text, title, attributes = {}) {
   const said = make("span", { role: "status", class: "quiet" });
   async function copy() {
-    const address = new URL(model.address, location.href).href;
+    const copied = text();
     try {
-      await navigator.clipboard.writeText(address);
+      await navigator.clipboard.writeText(copied);
       said.textContent = "Copied.";
     } catch {
-      said.textContent = address; // the browser does not let a page copy
+      said.textContent = copied;
     }
   }
+  return make("span", { class: "controls copying" }, make("button", { type: "button", onclick: copy, ...attributes }, title), said);
+}
+
+/** A button that copies the address of what is seen; nothing where the page's address does not say it. */
+export function linkTo(model) {
+  if (typeof model.address !== "string") return "";
+  const button = copying(() => new URL(model.address, location.href).href, "Copy the link");
   // After a change it is another link.
   model.on("change", () => {
-    said.textContent = "";
+    button.lastChild.textContent = "";
   });
-  return make("span", { class: "controls" }, make("button", { type: "button", onclick: copy }, "Copy the link"), said);
+  return button;
 }
+
+/** A rule's page, from any page of the site. In what Node makes, from an explorer's own. */
+export const pageOfRule = rule =>
+  typeof location == "object" ? new URL(`../../rules/${rule}.html`, import.meta.url).href : `../../rules/${rule}.html`;
+
+// Code in colours: the class of a part is the name of what it matched.
+const STRING = String.raw`"(?:[^"\]|\[^])*"?`;
+const PYTHON = new RegExp(
+  String.raw`(?<literal>${STRING}|\b\d[\d.e_]*\b)|(?<comment>#.*)` +
+    String.raw`|(?<keyword>\b(?:and|as|assert|class|def|else|for|from|if|import|in|is|lambda|not|or|return|with|None|True|False)\b)` +
+    String.raw`|(?<fp8>\b(?:e4m3|e5m2|float8_\w+)\b)|(?<opcode>\b[a-z_]\w*(?=\())`,
+  "gm",
+);
+// As `parts` of fp8lens/hlo/text.py.
+const HLO = new RegExp(
+  String.raw`(?<target>(?<=custom_call_target=)${STRING})|(?<other>${STRING})|(?<keyword>^HloModule|^ENTRY|\bROOT\b)` +
+    String.raw`|(?<fp8>\bf[48]e\w+)|(?<literal>(?<=\bconstant\()[^{}()]+)|(?<opcode>(?<= )[a-z][a-z\d-]*(?=\())`,
+  "gm",
+);
+
+/** The parts of a text, each with the name of the group that matched it, or "". */
+function* partsOf(text, pattern) {
+  let end = 0;
+  for (const match of text.matchAll(pattern)) {
+    if (end < match.index) yield [text.slice(end, match.index), ""];
+    const [name] = Object.entries(match.groups).find(([, part]) => part !== undefined);
+    yield [match[0], name === "other" ? "" : name];
+    end = match.index + match[0].length;
+  }
+  if (end < text.length) yield [text.slice(end), ""];
+}
+
+export const partsOfPython = text => [...partsOf(text, PYTHON)];
+export const partsOfHlo = text => [...partsOf(text, HLO)];
+
+/** Such parts as elements. */
+export const coloured = parts => parts.map(([text, name]) => (name ? make("span", { class: `hlo-${name}` }, text) : text));

@@ -2,18 +2,21 @@
 // which kernel does which line of the code, how many bytes each moves, why, and what changed since the last choice.
 //
 // The model has a value for each axis (helpers/explorers/fusion_lab.py, which names them), and
-//   axes, grids, tries, fixes, first   what can be chosen, what of it is recorded, and what is worth a try
+//   axes, grids, tries, fixes, first, shapes   what can be chosen, what of it is recorded, and what is worth a try
 //   found                              for `answer` alone: the first program's code and what became of it
 // On the site the answers are in fusion_lab.json.gz beside this file: many programs become the same, so it has each text
 // once. In a notebook the kernel compiles what is chosen: the model has `installed` then, the kernel's JAX, and m, n and k;
 // a question is a message, {choice, sizes}, and so is its answer, {asked, found} or {asked, wrong}. XLA's texts reach the
 // page only as text nodes.
+//
+// In an element with `data-compact` it shows two programs alone, to switch between: a layer as one might write it, and in
+// one call. The attribute's value is the address of the page with all choices, to which it leads; or nothing.
 
-import { linkTo, make } from "./elements.mjs";
+import { coloured, copying, linkTo, make, pageOfRule, partsOfHlo, partsOfPython } from "./elements.mjs";
 
 const RECORD = "fusion_lab.json.gz";
-const RULES = "../../rules/"; // from the explorer's page
 const SIZES = ["m", "n", "k"]; // in a notebook
+const PAIR = ["As one might write it", "All in one call"]; // of the tries, where there is little room
 
 // The record ----------------------------------------------------------------------------------------------------------
 
@@ -56,6 +59,7 @@ class Answers {
   }
 }
 
+const WIDE = 900; // pixels from which on all stands side by side, as in fusion_lab.css
 const WAIT = 3000; // milliseconds until a reader is told that the kernel does not answer
 
 /** What can be asked of a notebook's kernel: `tell` gets what it answers to the last question. */
@@ -196,7 +200,7 @@ function codeOf(found, before) {
       make(
         "li", { class: old.has(line) ? owner : `${owner} new` },
         make("span", { class: "tags" }, ...tags),
-        make("code", {}, line),
+        make("code", {}, coloured(partsOfPython(line))),
         make("span", { class: "unseen" }, who && ` (${who})`),
       ),
     );
@@ -248,7 +252,7 @@ function reasonsOf(found, fixOf, savingOf, apply, label, isLive) {
   for (const { lost, reason, fix, rule } of found.reasons) {
     const change = fixOf(rule);
     const saved = savingOf(rule);
-    const name = isLive ? make("code", {}, rule) : make("a", { href: `${RULES}${rule}.html` }, rule);
+    const name = isLive ? make("code", {}, rule) : make("a", { href: pageOfRule(rule) }, rule);
     list.append(
       make(
         "li", { "data-rule": rule },
@@ -290,9 +294,56 @@ function hloOf(found, before) {
   const isNew = line => line.trim() && !old.has(unnumbered(line));
   const isOther = found.hlo.filter(isNew).length > found.hlo.length * 0.8;
   for (const line of found.hlo) {
-    pre.append(isNew(line) && !isOther ? make("span", { class: "new" }, line) : line, "\n");
+    const shown = coloured(partsOfHlo(line));
+    pre.append(...(isNew(line) && !isOther ? [make("span", { class: "new" }, ...shown)] : shown), "\n");
   }
   return pre;
+}
+
+// As Python writes it.
+const tupleOf = shape => `(${shape.join(", ")}${shape.length === 1 ? "," : ""})`;
+
+/** A program as a file that runs: its code, the shapes of its arguments, and how fp8lens is asked. `shape`: M, N, K. */
+export function fileOf(found, choice, [m, n, k], release) {
+  const [left, right = left] = choice.operands.split("-");
+  const types = {
+    a: [left, [m, k]],
+    b: [right, choice.layout === "nk" ? [n, k] : [k, n]],
+    a_scales: ["f32", [m, 1]],
+    bias: [choice.bias, [n]],
+  };
+  const names = found.code[0].replace(/^.*\(|\).*$/g, "").split(", ");
+  const shapes = names.map(name => {
+    const [type, shape] = types[name] ?? ["f32", []];
+    return `        jax.ShapeDtypeStruct(${tupleOf(shape)}, ${type}),  # ${name}`;
+  });
+  const options = `target="${choice.chip}", gemm="${choice.library}"`;
+  return `# ${verdict(found).join(": ")}; compiled for ${choice.chip} with JAX ${release}. Neither of these needs a GPU:
+#
+#     python layer.py
+#     fp8lens layer.py:layer --args arguments --target ${choice.chip} --gemm ${choice.library} --ledger --reasons
+import jax
+import jax.numpy as jnp
+
+e4m3, e5m2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+bf16, f16, f32 = jnp.bfloat16, jnp.float16, jnp.float32
+
+
+${found.code.join("\n")}
+
+
+def arguments():
+    """Shapes and types alone: no array is needed to compile."""
+    return (
+${shapes.join("\n")}
+    )
+
+
+if __name__ == "__main__":
+    from fp8lens import inspect
+
+    print(inspect(layer, *arguments(), ${options}).report)
+`;
 }
 
 /** A table for `answer`. */
@@ -330,6 +381,7 @@ export function answer(model) {
 async function render({ model, el }) {
   const [axes, grids, tries, fixes, first] = ["axes", "grids", "tries", "fixes", "first"].map(key => model.get(key));
   const installed = model.get("installed") ?? ""; // in a notebook
+  const isCompact = "compact" in el.dataset;
   const names = axes.map(axis => axis.name);
   const byName = new Map(axes.map(axis => [axis.name, axis]));
   el.classList.add("explorer", "explorer-fusion_lab");
@@ -408,7 +460,7 @@ async function render({ model, el }) {
 
   function answer(question, found) {
     shown.removeAttribute("aria-busy");
-    draw(found, question.choice, last ? changes(last, question) : []);
+    draw(found, question, last ? changes(last, question) : []);
     last = question;
     before = found;
   }
@@ -436,7 +488,8 @@ async function render({ model, el }) {
     about.textContent = `Compiled by JAX ${installed} in this notebook's kernel for ${asked.choice.chip}, ${Math.round(milliseconds)} ms after it was chosen. Nothing here was measured on a GPU.`;
   }
 
-  function draw(found, choice, what) {
+  function draw(found, question, what) {
+    const { choice } = question;
     const fixOf = rule => fixes[rule]?.find(one => Object.entries(one).some(([axis, value]) => choice[axis] !== value));
     // Known of what is recorded; in a notebook it would have to be compiled first.
     function savingOf(rule) {
@@ -447,20 +500,35 @@ async function render({ model, el }) {
     const state = found.error || !found.fp8 ? "bad" : found.kernels.length === 1 ? "good" : "fair";
     told.className = `told ${state}`;
     const sentences = before ? difference(found, before) : [];
+    const mainReason = main && make("p", { class: "main-reason" }, make("b", {}, lossOf(main.lost)), `${main.reason}. ${savingOf(main.rule)}`);
+    // In few words: which choices do it, and what is lost.
+    const losses = found.reasons.map(one => `${LOST[one.lost] ?? one.lost}.`).join(" ");
+    const short = main && make("p", { class: "main-reason" }, make("b", {}, `${label(tries[PAIR[0]])}. `), losses);
     told.replaceChildren(
       verdictOf(found),
-      main ? make("p", { class: "main-reason" }, make("b", {}, lossOf(main.lost)), `${main.reason}. ${savingOf(main.rule)}`) : "",
+      (isCompact ? short : mainReason) ?? "",
       make("p", { class: "changed" }, what.length ? make("b", {}, `${what.join("; ")}. `) : "", sentences.join(" ")),
     );
-    const isOpen = shown.querySelector("details")?.open ?? false;
-    const hlo = make("details", { class: "hlo" }, make("summary", {}, "The compiled program, in HLO"), make("div", { class: "scrolls", ...region("HLO") }, hloOf(found, before)));
-    hlo.open = isOpen;
-    shown.replaceChildren(
-      make("section", { "aria-label": "The code" }, make("h2", {}, "Which kernel does which line"), make("div", { class: "scrolls", ...region("The code, line by line") }, codeOf(found, before))),
-      found.error ? "" : make("section", { "aria-label": "Kernels" }, make("h2", {}, "What each kernel moves"), kernelsOf(found, before)),
-      found.error ? "" : make("section", { "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasonsOf(found, fixOf, savingOf, fix, label, Boolean(installed))),
-      found.error ? "" : hlo,
+    const shape = installed ? question.sizes : model.get("shapes")[choice.sizes];
+    const copy = copying(() => fileOf(found, choice, shape, installed || choice.release), "Copy the code");
+    const code = make(
+      "section", { class: "lines", "aria-label": "The code" },
+      make("div", { class: "head" }, make("h2", {}, "Which kernel does which line"), isCompact ? "" : copy),
+      make("div", { class: "scrolls", ...region("The code, line by line") }, codeOf(found, before)),
     );
+    if (found.error) return shown.replaceChildren(code);
+    const kernels = make("section", { class: "bytes", "aria-label": "Kernels" }, make("h2", {}, "What each kernel moves"), kernelsOf(found, before));
+    if (isCompact) return shown.replaceChildren(code, kernels);
+    const isOpen = shown.querySelector("details")?.open ?? el.clientWidth >= WIDE;
+    const hlo = make(
+      "details", { class: "hlo" },
+      make("summary", {}, "The compiled program, in HLO"),
+      make("div", { class: "scrolls", ...region("HLO") }, hloOf(found, before)),
+    );
+    hlo.open = isOpen;
+    const reasons = reasonsOf(found, fixOf, savingOf, fix, label, Boolean(installed));
+    const why = make("section", { class: "why", "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasons);
+    shown.replaceChildren(code, make("div", {}, kernels, why), hlo);
   }
 
   for (const { name, label: text, values } of axes) {
@@ -475,13 +543,32 @@ async function render({ model, el }) {
     fields.push(make("label", { class: "field" }, make("span", {}, name.toUpperCase()), input));
   }
   const press = name => () => change({ ...tries[name], ...Object.fromEntries(names.filter(n => !(n in tries[name])).map(n => [n, first[n]])) });
-  const buttons = Object.keys(tries).map(name => make("button", { type: "button", "data-try": name, "aria-pressed": "false", onclick: press(name) }, name));
-  el.replaceChildren(
-    make("div", { class: "controls tries", role: "group", "aria-label": "Programs to try" }, make("span", { class: "quiet" }, "Try"), ...buttons),
-    told,
-    make("div", { class: "fields", role: "group", "aria-label": "The program" }, ...fields),
-    note, linkTo(model), shown, about,
-  );
+  const buttonOf = (name, attributes, ...more) =>
+    make("button", { type: "button", "data-try": name, "aria-pressed": "false", onclick: press(name), ...attributes }, ...more);
+  /** A large button that says what becomes of its program, with all that this moves as a bar. */
+  function largeButtonOf(name) {
+    const [bytes, most] = [name, PAIR[0]].map(one => answers.of({ ...first, ...tries[one] }).bytes);
+    const found = answers.of({ ...first, ...tries[name] });
+    const bar = make("span", { class: "track" }, make("span", { class: "bar", style: `width:${(100 * bytes) / most}%` }));
+    return buttonOf(name, { class: "large" }, make("b", {}, name), make("span", {}, verdict(found)[1]), bar);
+  }
+  const group = { class: "controls tries", role: "group", "aria-label": "Programs to try" };
+  if (isCompact) {
+    const address = el.dataset.compact;
+    const lead = make("p", { class: "more" }, address ? make("a", { href: address }, "All choices, why, and the fix: the fusion lab") : "");
+    el.replaceChildren(make("div", { class: "lab" }, make("div", { ...group, class: "pair" }, PAIR.map(largeButtonOf)), told, shown, lead));
+    press(PAIR[0])();
+  } else {
+    const buttons = Object.keys(tries).map(name => buttonOf(name, {}, name));
+    const choices = make("div", { class: "fields", role: "group", "aria-label": "The program" }, ...fields);
+    el.replaceChildren(
+      make(
+        "div", { class: "lab" },
+        make("div", group, make("span", { class: "quiet" }, "Try"), ...buttons), told,
+        make("div", { class: "side" }, choices, note, linkTo(model)), shown, about,
+      ),
+    );
+  }
   const [fitting, others] = nearest(chosen(), "", names, grids, first);
   if (others.length) note.textContent = changedToo(fitting, others);
   const follow = () => queueMicrotask(show);

@@ -10,6 +10,8 @@
 // the explorer sets is kept in memory, and so is what `data-data` has, which the explorer needs besides. What the element
 // holds is for readers without scripts: Node made it with the same module (answer.mjs). The explorer replaces it when it has
 // what it needs; if it fails, the answer stays.
+//
+// Where it stands among other things, as in a chapter, it has `data-quiet`: it leaves the page's address alone.
 
 const STEP = 1000; // milliseconds: changes that follow each other sooner are one step back
 const REST = 150; // and the address is written when nothing has changed for so long
@@ -38,10 +40,13 @@ export class Model {
   #listeners = new Map();
   #timer = 0;
   #written = 0;
+  #isQuiet;
 
-  constructor(beginning, data = {}) {
+  constructor(beginning, data = {}, isQuiet = false) {
     this.#beginning = beginning;
+    this.#isQuiet = isQuiet;
     this.#values = new Map(Object.entries({ ...data, ...beginning, ...this.#inAddress() }));
+    if (isQuiet) return;
     addEventListener("popstate", () => this.#follow());
     addEventListener("hashchange", () => this.#follow());
   }
@@ -59,6 +64,7 @@ export class Model {
   }
 
   save_changes() {
+    if (this.#isQuiet) return;
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => this.#save(), REST);
   }
@@ -80,8 +86,9 @@ export class Model {
 
   send() {} // to a kernel
 
-  // The address of the page with these values: what a reader can send to somebody.
+  // The address of the page with these values: what a reader can send to somebody. Where it has none, undefined.
   get address() {
+    if (this.#isQuiet) return undefined;
     const kept = new URLSearchParams();
     for (const [key, beginning] of Object.entries(this.#beginning)) {
       const value = this.get(key);
@@ -97,7 +104,7 @@ export class Model {
 
   #inAddress() {
     const found = {};
-    if (!location.hash.includes("=")) return found; // a place on the page
+    if (this.#isQuiet || !location.hash.includes("=")) return found; // or a place on the page
     for (const [key, text] of new URLSearchParams(location.hash.slice(1))) {
       if (Object.hasOwn(this.#beginning, key)) found[key] = read(text, this.#beginning[key]);
     }
@@ -125,7 +132,7 @@ async function show(el) {
   const answer = [...el.childNodes];
   try {
     const { default: module } = await import(`./${explorer}.mjs`);
-    const model = new Model(JSON.parse(state ?? "{}"), JSON.parse(data ?? "{}"));
+    const model = new Model(JSON.parse(state ?? "{}"), JSON.parse(data ?? "{}"), "quiet" in el.dataset);
     await module.render({ model, el });
     el.dataset.shown = ""; // tests wait for it
   } catch (error) {

@@ -9,8 +9,11 @@ An instruction is addressed as "computation/instruction": two computations may u
 """
 
 import html
+import io
 import json
 import re
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -25,14 +28,16 @@ from fp8lens.hlo.parse import (
     parse_hlo_module,
     visible,
 )
-from fp8lens.hlo.text import STYLES, counted, format_instruction, parts, size
+from fp8lens.hlo.text import STYLES, counted, format_instruction, listed, metric, parts, size
 from fp8lens.inspection import of_dump
 from fp8lens.matmul import collectives, ledger
 from fp8lens.matmul.rows import GemmRow
 from fp8lens.matmul.unfused import UnfusedKernel
 from fp8lens.report import gemms
+from fp8lens.report.gemms import runs
 
-MOST_TEXT = 64_000_000  # bytes of text that are read, also if they are gzipped twice
+MOST_TEXT = 64_000_000  # bytes of text that are read, also if they are zipped, or gzipped twice
+MOST_BESIDE = 2 * MOST_TEXT  # of all that says what XLA's rewriter was given
 MOST_FOUND = 200  # lines that a search lists
 MOST_HLO = 6_000_000  # characters of HTML for the HLO that a notebook shows
 _NAME = re.compile(r"%([A-Za-z0-9_.\-]+)")
@@ -181,7 +186,7 @@ class Program:
     ):
         self.name = name
         self.module = module
-        self.seen, self.wrong = of_dump(module, name, beside or {})
+        self.seen, self.wrong = of_dump(module, name, beside or {}, most=MOST_BESIDE)
         tell("Finding the matmuls and what is around them")
         _ = self.seen.unfused
         tell("Accounting for every kernel")
@@ -204,7 +209,7 @@ class Program:
             "reasons": self._reasons(),
             "flags": flags(self.module),
             "kernels": {"head": ledger.HEADER, "rows": [*self._kernels()]},
-            "classes": self.seen.ledger.totals(),
+            "classes": [*zip(self.seen.ledger.totals(), self._meanings(), strict=True)],
             "sent": {
                 "head": collectives.HEADER,
                 "rows": [
@@ -224,16 +229,25 @@ class Program:
         i = self.module.entry.get(name)
         return address(i) if i else ""
 
+    def _meanings(self) -> list[str]:
+        """Of each class that the ledger has, in its order, what it is."""
+        return [text for what, text in ledger.CLASSES.items() if self.seen.ledger.of(what)]
+
     def answer(self) -> str:
-        """In one sentence, what a reader wants to know first."""
-        rows = self.seen.report.rows
+        """In two sentences, what a reader wants to know first."""
+        report = self.seen.report
+        rows = report.rows
         if not rows:
             return "There is no matmul in this program."
         lost = [row for row in rows if not row.is_fp8]
         leaving = [row for row in rows if row.is_fp8 and row.outside]
-        said = f"FP8: {len(rows) - len(lost)} of {counted(len(rows), 'matmul')}"
+        said = f"FP8: {len(rows) - len(lost)} of {counted(len(rows), 'matmul')}, "
+        said += f"{_percent(report.fp8_flops_share)} of the FLOPs"
         if leaving:
-            said += f", {len(leaving)} with work left to other kernels"
+            said += f"; {len(leaving)} with work left to other kernels"
+        if report.kernels_for_fp8:
+            moved = size(report.bytes_moved)
+            said += f". To make and undo FP8: {size(report.bytes_for_fp8)} of {moved} moved"
         if self.wrong:
             said += f". {self.wrong}: it was left out"
         return f"{said}."
@@ -248,7 +262,8 @@ class Program:
 
     def _lost(self) -> Iterator[dict[str, Any]]:
         """Each matmul that is not FP8, or left work to other kernels, once for all that are alike:
-        what its operands are, and which kernels work for it.
+        what its operands are, and which kernels work for it. First those that are not FP8; of
+        these, and of the others, those with most FLOPs first.
         """
         serving: dict[str, list[str]] = {}
         for line in self.seen.ledger:
@@ -256,7 +271,8 @@ class Program:
                 for name in line.serves:
                     serving.setdefault(name, []).append(line.name)
         around = {row.instruction: kernels for row, kernels in self.seen.unfused}
-        for alike in self.seen.report.alike():
+        whole = self.seen.report.flops or 1
+        for flops, alike in sorted(map(_with_flops, self.seen.report.alike()), key=_later):
             row = alike.row
             kernels = [kernel for kernel in around[row.instruction] if kernel.work]
             if row.is_fp8 and not kernels:
@@ -267,6 +283,7 @@ class Program:
                 "source": row.source,
                 "isFp8": row.is_fp8,
                 "runs": alike.cells[0],
+                "flops": f"{metric(flops)}FLOP, {_percent(flops / whole)} of all",
                 "why": "" if row.is_fp8 else why_not(row, serving.get(row.name, [])),
                 "kernels": [self._left(kernel) for kernel in kernels],
             }
@@ -282,13 +299,15 @@ class Program:
         return {"name": kernel.instruction.name, "at": at, "text": text}
 
     def _reasons(self) -> list[dict[str, Any]] | None:
-        """XLA's rules that the program breaks, each once for all matmuls of which it says the same;
-        None where the dump does not have what XLA's rewriter was given.
+        """XLA's rules that the program breaks, each once for all matmuls of which it says the same,
+        those with most FLOPs first; None where the dump does not have what XLA's rewriter was
+        given.
         """
         if not self.seen.has_reasons:
             return None
+        flops = {row.name: row.flops * runs(row) for row in self.seen.report.rows}
         found: dict[tuple[str, ...], dict[str, Any]] = {}
-        for one in self.seen.reasons:
+        for one in sorted(self.seen.reasons, key=lambda one: -flops.get(one.instruction, 0)):
             said = {
                 "lost": one.lost,
                 "blamed": one.blamed,
@@ -354,6 +373,20 @@ class Program:
         return self.seen.json()
 
 
+def _with_flops(line: gemms.Alike) -> tuple[int, gemms.Alike]:
+    """The FLOPs of all matmuls of a line; of one that runs unknown times, those of one run."""
+    times = line.cells[0]
+    return line.row.flops * (int(times) if times.isdecimal() else 1), line
+
+
+def _later(line: tuple[int, gemms.Alike]) -> tuple[bool, int]:
+    return line[1].row.is_fp8, -line[0]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
+
+
 def _alike(line: gemms.Alike) -> dict[str, Any]:
     """A line of the report."""
     below = []
@@ -386,10 +419,11 @@ def why_not(row: GemmRow, made: Sequence[str]) -> str:
             "multiply FP8 only if both operands are FP8."
         )
     if made:
+        does = "makes or widens" if len(made) == 1 else "make or widen"
         return (
-            f"Its operands are {row.lhs_dtype} and {row.rhs_dtype}, although {', '.join(made[:3])} "
-            "makes or widens FP8 for it: the values are rounded to FP8 and multiplied in "
-            f"{row.math_dtype}."
+            f"Its operands are {row.lhs_dtype} and {row.rhs_dtype}, although "
+            f"{listed(made, most=3)} {does} FP8 for it: the values are rounded to FP8 and "
+            f"multiplied in {row.math_dtype}."
         )
     return (
         f"Its operands are {row.lhs_dtype} and {row.rhs_dtype}: nothing that reaches it is FP8. "
@@ -466,9 +500,41 @@ class Reader:
             wrong = f"not one whole HLO module ({error})"
         return _json({"error": f"{name} is {wrong}: {_ADVICE}"})
 
+    def read_zip(
+        self, name: str, data: bytes, tell: Callable[[str], None] = lambda what: None
+    ) -> str:
+        """Read a dump out of a zip: its largest compiled program, with what is beside that. Returns
+        what `read` does; the summary says which it was.
+        """
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                sizes = {one.filename: one.file_size for one in archive.infolist()}
+                choice = choose(sizes)
+                if choice is None:
+                    return _json({"error": f"{name} has no text of a program: {_ADVICE}"})
+                left = MOST_BESIDE
+                for one in files_beside(choice.name, sizes):
+                    self._beside[one] = _unpacked(archive, one, left)
+                    left = max(0, left - len(self._beside[one]))
+                text = _unpacked(archive, choice.name, MOST_TEXT)
+        except (*_DAMAGED, RuntimeError):  # the last of what is encrypted
+            self._beside = {}
+            return _json({"error": f"{name} is zipped, and damaged or encrypted: {_ADVICE}"})
+        answer = json.loads(self.read(choice.name, text, tell))
+        return _json(answer if "error" in answer else answer | {"said": f"Read {choice}"})
+
     def ask(self, what: str, arguments: str = "{}") -> str:
         """Ask the dump something: a method of Program, and its arguments as JSON."""
         return _json(getattr(self.program, what)(**json.loads(arguments)))
+
+
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError)
+
+
+def _unpacked(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    """A file of a zip; of one with more than `most` bytes, one more, which is refused later."""
+    with archive.open(name) as file:
+        return file.read(most + 1)
 
 
 def _json(value: Any) -> str:

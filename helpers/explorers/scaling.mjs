@@ -337,6 +337,7 @@ function render({ model, el }) {
   const told = make("div", { class: "answer", "aria-live": "polite" });
   const wrong = make("p", { class: "wrong", role: "alert" });
   const now = make("p", { class: "now", "aria-live": "polite" });
+  const meant = make("p", { class: "quiet meant" });
   const schemes = scrolling();
   const legend = make("ul", { class: "legend" });
   for (const [name, text] of LEGEND) legend.append(make("li", { class: name }, text));
@@ -352,10 +353,13 @@ function render({ model, el }) {
   el.replaceChildren(
     make("div", { class: "controls" }, field("Trace of amaxes", trace), field("Format", format)),
     make("div", { class: "controls" }, sliding("History", history), sliding("Margin", margin), sliding("Depth", depth)),
-    wrong, told, picture.svg, legend, linkTo(model),
+    meant,
+    wrong, told,
+    make("div", { class: "controls" }, field("Draw the amaxes on the picture", drawing, "check")),
+    picture.svg, legend, linkTo(model),
     make("div", { class: "controls" }, before, after, stepping),
     now,
-    make("div", { class: "controls" }, field("Amax of this step", amax), field("Draw on the picture", drawing, "check")),
+    make("div", { class: "controls" }, field("Amax of this step", amax)),
     wrongAmax,
     make("h2", {}, "Schemes side by side"),
     schemes,
@@ -378,6 +382,10 @@ function render({ model, el }) {
     name(history, chosen.history, `${chosen.history} steps`);
     name(margin, chosen.margin, `${chosen.margin} binades`);
     name(depth, chosen.depth, `amax / 2^${chosen.depth}`);
+    meant.textContent =
+      "History: the scale takes the largest amax of so many earlier steps. Margin: each binade doubles what the scale reaches. "
+      + `Depth: of a tensor, numbers down to amax / 2^${chosen.depth} = amax / ${2 ** chosen.depth} matter. `
+      + "The page counts the steps in which these become 0.";
     name(step, at, `${at} of ${amaxes.length - 1}`);
     before.disabled = at === 0;
     after.disabled = at === amaxes.length - 1;

@@ -517,7 +517,7 @@ function render({ model, el }) {
     told, linkTo(model),
     make(
       "div", { class: "controls fields" },
-      ...sizes, field("Weights of Llama 2", weights), field("Chip", chip),
+      ...sizes, field("Weights of a model", weights, "wide"), field("Chip", chip),
       field("A arrives in", a), field("B is stored in", b), field("Result", out),
     ),
     wrong,

@@ -19,16 +19,27 @@ _FP8, _BF16 = "f8e4m3fn", "bf16"
 WAYS = {"fp8": "FP8 already", "given": "bf16, scale known", "amax": "bf16, by its amax"}
 #: A result's type. The bf16 matmul that FP8 is compared with has a bf16 result, or one of f32.
 OUT = {"bf16": "bf16", "f8e4m3fn": "FP8", "f32": "f32"}
-#: N and K of Llama 2's weights (Touvron et al. 2023), gate and up in one matmul.
-WEIGHTS = {
-    "7B QKV": (12288, 4096),
-    "7B out": (4096, 4096),
-    "7B gate and up": (22016, 4096),
-    "7B down": (4096, 11008),
-    "70B QKV": (10240, 8192),
-    "70B gate and up": (57344, 8192),
-    "70B down": (8192, 28672),
+# Widths of models: of the residual stream, of all queries, of all keys, and inside the feed-forward
+# part. Touvron et al. 2023 (Llama 2), Grattafiori et al. 2024 (Llama 3), Gemma Team 2024 (Gemma 2).
+_MODELS = {
+    "Llama 2 7B": (4096, 4096, 4096, 11008),
+    "Llama 3 8B": (4096, 4096, 1024, 14336),
+    "Llama 2, 3 70B": (8192, 8192, 1024, 28672),
+    "Llama 3 405B": (16384, 16384, 1024, 53248),
+    "Gemma 2 9B": (3584, 4096, 2048, 14336),
 }
+
+
+def _weights() -> Iterator[tuple[str, tuple[int, int]]]:
+    """N and K of each model's weights, gate and up in one matmul."""
+    for name, (width, queries, keys, hidden) in _MODELS.items():
+        yield f"{name} QKV", (queries + 2 * keys, width)
+        yield f"{name} out", (width, queries)
+        yield f"{name} gate and up", (2 * hidden, width)
+        yield f"{name} down", (width, hidden)
+
+
+WEIGHTS = dict(_weights())
 MOST = 2**20  # the largest size that can be chosen
 
 #: By the model's keys, which `speedup.mjs` describes. They are kept in the page's address.

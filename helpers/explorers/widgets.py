@@ -9,7 +9,18 @@ import anywidget
 import jax
 import traitlets
 
-from helpers.explorers import answer, bits, compiled, css, esm, fusion_lab, scaling, speedup
+from helpers.explorers import (
+    STATE,
+    answer,
+    bits,
+    compiled,
+    css,
+    esm,
+    fusion_lab,
+    models,
+    scaling,
+    speedup,
+)
 
 _WHERE = "Run this cell in JupyterLab to change what it shows."
 _TRAITS = {
@@ -33,6 +44,7 @@ class _Explorer(anywidget.AnyWidget):
         if unknown := state.keys() - first.keys():
             raise TypeError(f"{', '.join(unknown)} cannot be chosen: choose {', '.join(first)}")
         self._name, self._esm, self._css = name, esm(name), css(name)
+        self._first = first
         self._values = {**data, **first, **state}
         traits = {key: _TRAITS[type(one)]().tag(sync=True) for key, one in self._values.items()}
         self.add_traits(**traits)
@@ -41,11 +53,12 @@ class _Explorer(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict, dict]:
         data, metadata = super()._repr_mimebundle_(**options) or ({}, {})
         said, shown = self._answer()
-        text = {
+        without_kernel = {
             "text/plain": f"{said} {_WHERE}".strip(),
             "text/html": f"{shown}<p><em>{_WHERE}</em></p>",
+            STATE: {"explorer": self._name, **{key: getattr(self, key) for key in self._first}},
         }
-        return data | text, metadata
+        return data | without_kernel, metadata
 
     def _answer(self) -> tuple[str, str]:
         """What it shows: in plain text, its sentences alone, and as HTML; nothing without Node."""
@@ -89,6 +102,15 @@ class Speedup(_Explorer):
 
     def __init__(self, **state: Any):
         super().__init__("speedup", speedup.STATE, speedup.data(), **state)
+
+
+class Models(_Explorer):
+    """What models become in JAX's FP8 libraries. What can be chosen are the keys of
+    `models.STATE`.
+    """
+
+    def __init__(self, **state: Any):
+        super().__init__("models", models.STATE, models.data(), **state)
 
 
 class FusionLab(_Explorer):

@@ -20,7 +20,10 @@ _LABEL = (
     "padding: .15em .5em .15em 0; text-align: left; font-weight: normal; vertical-align: middle"
 )
 _HEAD = "padding: .15em .2em; text-align: center; font-weight: normal; vertical-align: bottom"
-_WHOLE, _NAME = "white-space: nowrap", "min-width: 7em"
+_NEXT = "padding-left: .6em"  # of what stands beside another column
+_WHOLE, _LONG = f"white-space: nowrap; {_NEXT}", f"min-width: 18em; {_NEXT}"
+_NAME = "min-width: 7em"
+_SHORT = 32  # letters: what is longer goes over several lines
 _GROUP = "padding: .7em 0 .15em; text-align: left; font-weight: bold"
 
 
@@ -37,7 +40,7 @@ Rows = Sequence[tuple[str, Sequence[Cell] | None]]
 
 
 class Grid:
-    """A table of cells as HTML, and a sentence about it, `alt`, where there is no HTML."""
+    """A table of cells as HTML, and `alt` where there is no HTML: a sentence, or its text."""
 
     def __init__(self, html: str, alt: str):
         self.html, self.alt = html, alt
@@ -74,16 +77,48 @@ def grid(
     return Grid("\n".join([*lines, "</table>"]), alt)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], alt: str) -> Grid:
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str | Cell]],
+    kinds: Mapping[str, str | None] | None = None,
+) -> Grid:
     """A table of texts, the first of a row its name. On the site a click on a column's head sorts
-    it. `alt` is a sentence about it.
+    it. A Cell has the colour of its kind, and `kinds` are those as in `grid`, explained below. As
+    text it is in columns, a line for each row.
     """
-    heads = "".join(f'<th scope="col">{_lines(name)}</th>' for name in columns)
-    lines = ['<table style="font-size: .8rem">', f"<thead><tr>{heads}</tr></thead>", "<tbody>"]
-    for name, *texts in rows:
-        cells = "".join(f'<td style="{_WHOLE}">{_lines(text)}</td>' for text in texts)
-        lines.append(f'<tr><th scope="row" style="{_NAME}">{_lines(name)}</th>{cells}</tr>')
-    return Grid("\n".join([*lines, "</tbody></table>"]), alt)
+    first, *others = (_lines(name) for name in columns)
+    heads = f'<th scope="col">{first}</th>'
+    heads += "".join(f'<th scope="col" style="{_NEXT}">{name}</th>' for name in others)
+    lines = ['<table style="font-size: .8rem">']
+    if kinds:
+        named = [
+            (str(name), [cell for cell in cells if isinstance(cell, Cell)]) for name, *cells in rows
+        ]
+        lines.append(f'<caption style="{_LABEL}">{_legend(kinds, named)}</caption>')
+    lines += [f"<thead><tr>{heads}</tr></thead>", "<tbody>"]
+    for name, *cells in rows:
+        drawn = "".join(_plain_td(cell, kinds or {}) for cell in cells)
+        lines.append(f'<tr><th scope="row" style="{_NAME}">{_lines(str(name))}</th>{drawn}</tr>')
+    return Grid("\n".join([*lines, "</tbody></table>"]), _as_text([columns, *rows]))
+
+
+def _as_text(rows: Sequence[Sequence[str | Cell]]) -> str:
+    """Rows of texts in columns."""
+    texts = [[_text_of(cell).replace("\n", " ") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in texts)
+    return "\n".join(lines)
+
+
+def _text_of(cell: str | Cell) -> str:
+    return cell.text if isinstance(cell, Cell) else cell
+
+
+def _plain_td(cell: str | Cell, kinds: Mapping[str, str | None]) -> str:
+    if isinstance(cell, Cell):
+        return _td(cell, kinds[cell.kind])
+    style = _WHOLE if len(cell) <= _SHORT else _LONG
+    return f'<td style="{style}">{_lines(cell)}</td>'
 
 
 def counted(cells: Sequence[Cell], kinds: Mapping[str, str | None]) -> str:

@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +18,10 @@ import yaml
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from fp8lens import aot_compile, inspect
-from helpers.explorers import compiled, esm, fusion_lab
-from helpers.explorers.dump import EXAMPLE
+from fp8lens import inspect, parse_hlo_module
+from fp8lens.hlo.text import size
+from helpers.explorers import dump as dump_data
+from helpers.explorers import esm, fusion_lab
 from tests.course.test_site import DRAWN, opened, overflows, see, served
 from tools.site import build, explorers, pyodide
 
@@ -106,6 +109,54 @@ def test_everybody_can_use_it(site, browser, name, width, scheme):
             page.add_style_tag(content="html { font-size: 200% !important }")
             page.evaluate(DRAWN)
             assert not overflows(page), "with large text"
+
+
+# Of each list, what has no room in its box. Before its arrow a browser leaves some pixels.
+CUT = """() => [...document.querySelectorAll(".explorer select")].flatMap(select => {
+    const style = getComputedStyle(select), pen = document.createElement("canvas").getContext("2d")
+    pen.font = style.font
+    const padding = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight)
+    const room = select.clientWidth - padding - 18
+    const texts = [...select.options].map(option => option.text)
+    return select.checkVisibility() ? texts.filter(text => pen.measureText(text).width > room) : []
+})"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_list_cuts_its_texts(site, browser, name):
+    with explorer(browser, site, name) as page:
+        for width in (1920, 1366, 390):
+            see(page, width, "light")
+            page.evaluate(DRAWN)
+            assert page.evaluate(CUT) == [], width
+
+
+# In the place of the page's explorer it stands anew, in boxes of two sizes, with these attributes.
+ANEW = """async attributes => {
+    const whole = document.querySelector(".explorer")
+    whole.replaceWith(...[350, 600].map(width => {
+        const copy = whole.cloneNode(false)
+        Object.assign(copy.dataset, attributes)
+        Object.assign(copy.style, { width: `${width}px`, maxWidth: "100%" })
+        delete copy.dataset.shown
+        return copy
+    }))
+    await import(`${document.querySelector("script[src*='page.mjs']").src}?anew`)
+}"""
+IDS = "[...document.querySelectorAll('.explorer [id]')].map(one => one.id)"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "dump"])
+def test_an_explorer_stands_twice_on_a_page_and_leaves_its_address_alone(site, browser, name):
+    with explorer(browser, site, name, "#place", width=700) as page:
+        page.evaluate(ANEW, {"quiet": ""})
+        expect(page.locator(".explorer[data-shown]")).to_have_count(2)
+        for control in page.locator(".explorer select").all():
+            control.select_option(index=1)
+        page.wait_for_timeout(500)  # the address is written after a moment
+        assert page.url.endswith("#place") and not overflows(page)
+        ids = page.evaluate(IDS)
+        assert len(ids) == len({*ids})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -213,7 +264,7 @@ def test_when_is_fp8_faster_answers_to_the_keyboard(site, browser):
         page.get_by_label("A arrives in").select_option("FP8 already")
         page.get_by_label("B is stored in").select_option("FP8 already")
         expect(page.locator(".answer")).to_contain_text("nothing has to be quantized")
-        page.get_by_label("Weights of Llama 2").select_option("70B down")
+        page.get_by_label("Weights of a model").select_option("Llama 2, 3 70B down")
         page.wait_for_url("**#m=256&n=8192&k=28672&a=fp8&b=fp8")
         box = page.get_by_label("K, columns of both")
         box.fill("12,345")
@@ -253,13 +304,16 @@ def test_a_phone_answers_to_touch(site, browser, name, place, position, said):
 
 # Read my dump -------------------------------------------------------------------------------------
 
-TEXT = EXAMPLE.read_text()
+TEXT = dump_data.example()
+NAME = "module_0001.jit_block.sm_9.0a_gpu_after_optimizations.txt"
 DUMP = "module_0001.jit_f.sm_9.0a_gpu_after_optimizations.txt"
 MARKUP = "<img src=x onerror=attack()>"
-# Of everything in the explorer: elements that could load or run something, and handlers.
+# Of everything in the explorer: elements that could load or run something, handlers, and links but
+# for the page's own.
 DANGEROUS = """() => [...document.querySelectorAll(".explorer *")].filter(element =>
     element.matches("img, script, iframe, object, embed, svg, style, link, base, form[action]")
-    || [...element.attributes].some(({name, value}) => /^on|^src|^href|srcset/i.test(name))
+    || [...element.attributes].some(({name, value}) => /^on|^src|^href|srcset/i.test(name)
+        && !/^model[.]html$|[/]rules[/][a-z0-9-]+[.]html$/.test(value))
 ).map(element => element.outerHTML.slice(0, 100))"""
 
 
@@ -270,7 +324,7 @@ def dump(site: str, browser: Browser) -> Iterator[Page]:
         pytest.fail("no Pyodide") if os.environ.get("CI") else pytest.skip("no Pyodide")
     with explorer(browser, site, "dump") as page:
         page.get_by_role("button", name="Open the example").press("Enter")
-        read(page, "example.txt")
+        read(page, NAME)
         yield page
 
 
@@ -290,7 +344,7 @@ def test_the_example_opens_in_every_view_by_keyboard_and_everybody_can_use_it(du
     verdict = dump.locator(".result .verdict")
     assert verdict.inner_text() == dump.locator(".stored .verdict").text_content()
     tabs = ("Matmuls", "Why not FP8", "Kernels", "Between devices", "HLO")
-    said = ("explorers/example.py", "nothing that reaches it is FP8", "4.2 MB", "No coll", "%cubl")
+    said = ("explorers/example.py", "Fix: quantize to", "39.8 MB", "No coll", "%cubl")
     dump.get_by_role("tab", name="Matmuls").focus()
     for name, text in zip(tabs, said, strict=True):
         expect(dump.get_by_role("tab", name=name)).to_be_focused()
@@ -300,42 +354,46 @@ def test_the_example_opens_in_every_view_by_keyboard_and_everybody_can_use_it(du
             accessible(dump)
         dump.keyboard.press("ArrowRight")
     sizes = dump.locator("#panel-kernels td:nth-child(3)").all_text_contents()
-    assert sizes == ["4.2 MB", "2.88 MB", "2.62 MB", "1.84 MB", "6.14 kB"]
+    moved = sorted((line.nbytes for line in inspect(TEXT).ledger), reverse=True)
+    assert sizes == [size(nbytes) for nbytes in moved]
 
 
 def test_a_name_leads_to_its_line_and_back_returns(dump):
     dump.get_by_role("tab", name="Matmuls").click()
-    dump.get_by_role("button", name="512 x 512 x 1024").click()
+    dump.get_by_role("button", name="2048 x 1024 x 4096").click()
     here = dump.locator(".here")
-    expect(here).to_contain_text("%custom-call.3")
+    expect(here).to_contain_text("%custom-call.5")
     expect(here.locator(".own")).to_be_focused()
-    dump.wait_for_url("**view=hlo&at=main.2%2Fcustom-call.3")
+    dump.wait_for_url("**view=hlo&at=main.5%2Fcustom-call.5")
     dump.wait_for_timeout(1100)  # what follows sooner is one step
     here.locator(".own").press("Enter")
     about = dump.locator(".about")
-    expect(about).to_contain_text("jit(gated)/down/dot_general")
+    expect(about).to_contain_text("jit(block)/down/dot_general")
     about.get_by_role("button", name="%loop_multiply_fusion").click()
     expect(here).to_contain_text("%loop_multiply_fusion")
     dump.wait_for_url("**loop_multiply_fusion")
     dump.go_back()
-    expect(here).to_contain_text("%custom-call.3")
-    dump.get_by_label("Search the HLO").fill("PARAMETER(7)")
+    expect(here).to_contain_text("%custom-call.5")
+    dump.get_by_label("Search the HLO").fill("PARAMETER(6)")
     dump.keyboard.press("Enter")
     dump.locator(".found li button").click()
     expect(here).to_contain_text("%bias.1")
 
 
 def test_a_link_leads_to_the_place_once_the_dump_is_given(dump, site, browser):
-    state = "#view=hlo&find=f8e4m3fn&at=main.2%2Fcublas-gemm.6"
+    state = "#view=hlo&find=f8e4m3fn&at=main.5%2Fcublas-gemm.4"
     with explorer(browser, site, "dump", state, width=390, has_touch=True) as page:
         page.get_by_text("This link leads to a place in a dump.").wait_for()
         page.get_by_role("button", name="Open the example").tap()
-        expect(page.locator(".here")).to_contain_text("%cublas-gemm.6")
-        expect(page.locator(".found p")).to_have_text("3 lines")
+        expect(page.locator(".here")).to_contain_text("%cublas-gemm.4")
+        lines = sum("f8e4m3fn" in str(i) for i in parse_hlo_module(TEXT))
+        expect(page.locator(".found p")).to_have_text(f"{lines} lines")
 
 
 def test_files_and_text_are_read_and_what_is_no_dump_is_refused(dump, tmp_path):
-    give(dump, (f"{DUMP}.gz", gzip.compress(TEXT.encode())))
+    # As `cat` joins two, and gzipped again.
+    members = [gzip.compress(half.encode()) for half in (TEXT[:5000], TEXT[5000:])]
+    give(dump, (f"{DUMP}.gz", gzip.compress(b"".join(members))))
     read(dump, f"{DUMP}.gz.")
     beside = ("module_0001.jit_f.before_optimizations.txt", TEXT.encode() * 2)
     give(dump, beside, (DUMP, TEXT.encode()), ("module_0001.ptx", b"x" * 99))
@@ -358,21 +416,76 @@ def test_files_and_text_are_read_and_what_is_no_dump_is_refused(dump, tmp_path):
         assert not dump.locator(".tabs").count() and dump.locator(".stored").is_visible()
 
 
-def test_of_a_folder_with_what_xlas_rewriter_was_given_the_rules_are_said(dump, tmp_path):
-    choice = {**fusion_lab.STATE, "bias": "f32"}
-    fn, arguments = compiled.function(choice)
-    options = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}
-    options |= {"xla_dump_hlo_pass_re": "gemm-rewriter"}
-    aot_compile(fn, *arguments, compiler_options=options)
-    give(dump, *((path.name, path.read_bytes()) for path in sorted(tmp_path.iterdir())))
-    dump.get_by_role("tab", name="Why not FP8").click()
-    wanted = inspect(fn, *arguments).reasons
-    expect(dump.locator(".reasons li")).to_have_count(len(wanted))
-    for item, one in zip(dump.locator(".reasons li").all(), wanted, strict=True):
-        expect(item).to_contain_text(f"{one.reason}.")
-        expect(item).to_contain_text(f"Fix: {one.fix}.")
-        link = item.get_by_role("link", name=one.rule)
-        expect(link).to_have_attribute("href", f"../../rules/{one.rule}.html")
+# In the place of a program that runs on a GPU: it is compiled for one.
+TRAIN = """
+from fp8lens import aot_compile
+from helpers.explorers import compiled, fusion_lab
+
+layer, arguments = compiled.function({**fusion_lab.STATE, "bias": "f32"})
+aot_compile(layer, *arguments)
+"""
+
+
+def test_what_the_command_dumps_is_told_with_the_rules_from_a_folder_and_a_zip(dump, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    dump.evaluate("location.hash = ''")  # not to where a test before was
+    dump.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    dump.get_by_role("button", name="Copy the command").press("Enter")
+    expect(dump.locator(".make [role=status]")).to_have_text("Copied.")
+    command = dump.evaluate("navigator.clipboard.readText()")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path, env=env)
+    shutil.make_archive(str(tmp_path / "dumped"), "zip", tmp_path, "dumps")
+    wanted = fusion_lab.outcome({**fusion_lab.STATE, "bias": "f32"})["reasons"]
+    for files in (tmp_path / "dumps").iterdir(), [tmp_path / "dumped.zip"]:
+        give(dump, *((path.name, path.read_bytes()) for path in files))
+        read(dump, "")
+        dump.get_by_role("tab", name="Why not FP8").click()
+        items = dump.locator(".result .reasons li")
+        expect(items).to_have_count(len(wanted))
+        for item, one in zip(items.all(), wanted, strict=True):
+            expect(item).to_contain_text(f"{one['reason']}.")
+            expect(item).to_contain_text(f"Fix: {one['fix']}.")
+            link = item.get_by_role("link", name=one["rule"])
+            expect(link).to_have_attribute("href", re.compile(f"/rules/{one['rule']}[.]html$"))
+
+
+def test_a_dump_outlives_a_reload_until_it_is_forgotten(dump):
+    give(dump, (DUMP, TEXT.encode()))
+    read(dump, DUMP)
+    expect(dump.locator(".keeping")).to_contain_text("a reload shows it again")
+    verdict = dump.locator(".result .verdict").inner_text()
+    dump.reload()
+    shown(dump)
+    read(dump, DUMP)
+    expect(dump.locator(".result .verdict")).to_have_text(verdict)
+    dump.get_by_role("button", name="Forget it").press("Enter")
+    expect(dump.locator(".told")).to_have_text("Forgotten: nothing is kept of the dump.")
+    dump.reload()
+    shown(dump)
+    expect(dump.locator(".stored")).to_be_visible()
+    assert (
+        dump.evaluate(
+            """() => new Promise(done => {
+            indexedDB.open("fp8lens-dump").onsuccess = ({target: {result}}) => {
+                const dumps = result.transaction("dumps").objectStore("dumps")
+                dumps.count().onsuccess = event => done(event.target.result)
+            }
+        })"""
+        )
+        == 0
+    )
+
+
+def test_a_link_opens_a_program_that_the_site_has(dump):
+    body = gzip.compress(TEXT.encode())
+    dump.route("**/programs/gated.txt.gz", lambda route: route.fulfill(body=body))
+    dump.evaluate("location.hash = '#program=gated'")
+    read(dump, "gated.txt.gz")
+    give(dump, ("own.txt", TEXT.encode()))
+    read(dump, "own.txt")
+    dump.wait_for_function("!location.hash.includes('program')")
 
 
 def test_what_is_read_can_be_cancelled(dump):
@@ -390,7 +503,7 @@ def test_what_is_read_can_be_cancelled(dump):
 
 def test_markup_in_a_dump_stays_text(dump):
     dump.evaluate("() => { window.attack = () => { attack.ran = true } }")
-    give(dump, (f"{MARKUP}.txt", TEXT.replace("jit(gated)/down", MARKUP).encode()))
+    give(dump, (f"{MARKUP}.txt", TEXT.replace("jit(block)/down", MARKUP).encode()))
     read(dump, MARKUP)
     for view in ("Matmuls", "Why not FP8", "Kernels", "HLO"):
         dump.get_by_role("tab", name=view).click()

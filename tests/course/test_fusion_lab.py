@@ -1,14 +1,18 @@
 """The fusion lab, operated in a browser by mouse, keyboard and touch: what it says of a program is
 what is recorded, and that is what Python's own reading of the record says."""
 
+import re
+import subprocess
+import sys
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from fp8lens.hlo.text import size
+from fp8lens.hlo.text import counted, size
 from helpers.explorers import fusion_lab as lab
 from helpers.figures.source_lines import verdict
-from tests.course.test_explorers import TOUCHABLE, shown
+from tests.course.test_explorers import ANEW, TOUCHABLE, shown
 from tests.course.test_site import opened, overflows, see
 
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
@@ -50,7 +54,7 @@ def expect_answer(page: Page, change: lab.Choice) -> None:
         card = page.locator(f".reasons li[data-rule={reason['rule']}]").first
         expect(card).to_contain_text(reason["fix"])
         link = card.get_by_role("link", name=reason["rule"])
-        expect(link).to_have_attribute("href", f"../../rules/{reason['rule']}.html")
+        expect(link).to_have_attribute("href", re.compile(f"/rules/{reason['rule']}[.]html$"))
     assert page.locator(".hlo pre").text_content() == "\n".join(found["hlo"]) + "\n"
 
 
@@ -153,6 +157,43 @@ def test_a_phone_shows_all_of_it_and_fingers_find_it(address, browser, scheme):
             assert box and min(box["width"], box["height"]) >= TOUCHABLE, control.inner_text()
         found = Axe().run(page, options={"preload": False, "resultTypes": ["violations"]})
         assert not found.response["violations"], found.generate_report()
+
+
+COPIED = ({}, {"scales": "row"}, {"layout": "kn", "operands": "e4m3", "bias": "f32"})
+
+
+@pytest.mark.parametrize("change", COPIED)
+def test_the_code_that_is_copied_is_a_file_that_fp8lens_answers_as_the_page(page, tmp_path, change):
+    choose(page, **change)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy the code").press("Enter")
+    expect(page.locator(".lines [role=status]")).to_have_text("Copied.")
+    file = tmp_path / "layer.py"
+    file.write_text(page.evaluate("navigator.clipboard.readText()"))
+    (command,) = re.findall("^# +fp8lens (.*)$", file.read_text(), re.M)
+    told = [
+        subprocess.run([sys.executable, *asked], cwd=tmp_path, capture_output=True, text=True)
+        for asked in (["layer.py"], ["-m", "fp8lens", *command.split()])
+    ]
+    found = lab.outcome({**lab.STATE, **change})
+    kernels = counted(len(found["kernels"]), "kernel")
+    for one in told:
+        assert f"{kernels}, {size(found['bytes'])} moved" in one.stdout, one.stderr
+
+
+def test_the_compact_form_shows_two_programs(address, browser):
+    with opened(browser, address, 390) as page:
+        shown(page)
+        page.evaluate(ANEW, {"compact": "all.html", "quiet": ""})
+        small = page.locator(".explorer[data-shown]").first
+        for name in ("As one might write it", "All in one call"):
+            small.get_by_role("button", name=name).click()
+            choice = {**lab.STATE, **lab.TRIES[name]}
+            said = f"{': '.join(verdict(lab.outcome(choice)))}."
+            expect(small.locator(".verdict")).to_have_text(said)
+            code = lab.program(choice).code.splitlines()
+            assert small.locator(".code code").all_text_contents() == code
+        assert not overflows(page) and not page.locator("select").count()
 
 
 def test_without_the_record_the_stored_answer_stays(address, browser):

@@ -21,7 +21,7 @@ import nbformat
 import pytest
 import yaml
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 import fp8lens
 from fp8lens.rules.find import every_name
@@ -270,17 +270,78 @@ def test_a_table_of_recipes_is_sorted_by_a_click(site, browser):
             assert len(moved) > 10 and moved == wanted(moved)
 
 
-def test_a_reader_on_a_phone_finds_by_search_what_a_bias_costs(site, browser):
+# What a reader may look for, and a page or a section that is to be among the first five.
+SOUGHT = {
+    "bias float32 kernel": "06_bias_matmul.html",
+    "fp8_dot": "10_flax_layers.html",  # Fp8DotGeneralOp
+    "Transformer Engine": "#transformer-engine",
+    "assert_fp8_gemms": "api.html#fp8lens.assert_fp8_gemms",
+    "delayed scaling": "try/scaling.html",
+    "gelu epilogue": "04_relu_matmul.html",
+    "E5M2": "rules/both-e5m2.html",
+    "Blackwell": "18_beyond_hopper.html",
+    "amax history": "05_amax_matmul.html",
+    "NVFP4 training": "18_beyond_hopper.html",
+}
+
+
+def test_a_reader_on_a_phone_finds_pages_and_sections_by_search(site, browser):
     with opened(browser, site, 390) as page:
         page.locator(".search-button").first.click()
-        page.locator("#pst-search-dialog input[type=search]").fill("bias float32 kernel")
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/search.html?q=bias*")
-        page.locator("#search-results li a").first.wait_for()
-        found = page.locator("#search-results li a").evaluate_all(
-            "links => links.map(a => a.getAttribute('href'))"
-        )
-        assert any("06_bias_matmul" in link for link in found[:3]), found
+        field = page.locator("#pst-search-dialog input[type=search]")
+        for words, wanted in SOUGHT.items():
+            field.fill(words)
+            field.press("Enter")
+            page.locator(f"body[data-searched='{words}']").wait_for(state="attached")
+            field = page.locator(".bd-search-container input")
+            found = page.locator("#search-results li").evaluate_all(
+                "all => all.slice(0, 5).flatMap(one => [...one.querySelectorAll('a')].map(String))"
+            )
+            found = [re.sub(r"\?[^#]*", "", address) for address in found]
+            assert any(wanted in address for address in found), (words, found)
+            assert not overflows(page), words
+
+
+# Each text of the page that is cut off or goes beyond the text's edge where nothing scrolls.
+CUT = """() => {
+    const scrolls = element => /auto|scroll/.test(getComputedStyle(element).overflowX)
+    const isOut = element => {
+        const { right } = element.getBoundingClientRect()
+        let around = element
+        while (around.tagName !== "ARTICLE" && !scrolls(around)) around = around.parentElement
+        return around.tagName === "ARTICLE" && right > around.getBoundingClientRect().right + 1
+    }
+    const isCut = element =>
+        /TD|TH/.test(element.tagName) && element.scrollWidth > element.clientWidth + 1
+    const texts = [...document.querySelectorAll("article :is(table, td, th, pre, p, li, svg)")]
+    const seen = texts.filter(element => element.getClientRects().length)
+    const wrong = seen.filter(element => isCut(element) || isOut(element))
+    return wrong.map(element => element.outerHTML.slice(0, 99))
+}"""
+
+
+def test_no_text_is_cut_at_three_widths(site, browser):
+    pages = ["index", "api", "rules/index", *(str(file.with_suffix("")) for file in CHAPTERS)]
+    with opened(browser, f"{site}rules/index.html") as page:
+        for name in pages:
+            page.goto(f"{site}{name}.html", wait_until="networkidle")
+            page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+            for width in (390, 1366, 1920):
+                page.set_viewport_size({"width": width, "height": 900})
+                assert page.evaluate(CUT) == [], (name, width)
+
+
+def test_an_explorer_lives_in_a_chapter_and_on_the_first_page(site, browser):
+    """Its first answer is in the first screen of the first page; the address stays the page's."""
+    for name in ("index", "notebooks/01_fp8_formats", "notebooks/06_bias_matmul"):
+        with opened(browser, f"{site}{name}.html", 1366) as page:
+            shown = page.locator(".explorer[data-shown]")
+            shown.wait_for()
+            assert name != "index" or shown.bounding_box()["y"] < 400
+            before = shown.inner_text()
+            shown.locator("button[aria-pressed=false], button:text-is('0.001')").first.click()
+            expect(shown).not_to_have_text(before)
+            assert urlsplit(page.url).fragment == ""
 
 
 # Small projects -----------------------------------------------------------------------------------
@@ -322,6 +383,9 @@ def test_with_an_address_a_page_leads_to_its_source_and_to_binder(project, monke
     ):
         assert address in unescape(text)
     assert "/edit/main/" not in (out / "index.html").read_text(), "its file has another name"
+    drawn = (out / "_static" / "icons.css").read_text()
+    for icon in set(re.findall(r"\bfa-(?!solid|lg|fw)[a-z-]+", text)):
+        assert f".{icon} " in drawn or f".{icon}," in drawn, icon
 
 
 @pytest.mark.parametrize(

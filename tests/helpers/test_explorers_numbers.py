@@ -2,7 +2,9 @@
 delayed scaling against the decoder's own, and the measurements against those that are recorded."""
 
 import json
+import shlex
 import subprocess
+import sys
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fp8lens.hlo.text import parts
 from fp8lens.matmul.kernels import matmul_seconds, quantize_seconds
-from helpers.explorers import FOLDER, answer, bits, program, scaling, speedup
+from helpers.explorers import FOLDER, answer, bits, dump, model, program, scaling, speedup
 from helpers.explorers.widgets import Bits, Speedup
 from helpers.numerics.microscaling import BLOCK_FORMATS, ROUNDING, dtype_of, to_blocks
 from helpers.numerics.number_formats import code_values, describe
@@ -140,6 +143,11 @@ SENTENCES = [
     ("0", "1", "float8_e8m0fnu", False, "0 becomes NaN in E8M0FNU: it is below the smallest"),
     ("1/3", "1", "float16", True, "0.333333333 becomes 0.333251953 in F16: off by 8.14e-5"),
     ("1e400", "1", "float16", True, "“1e400” is not a number that a double holds."),
+    ("2^-9", "1", "float8_e4m3fn", True, "0.001953125 becomes 0.001953125 in E4M3FN: exact."),
+    ("0x7E", "2", "float8_e4m3fn", True, "896 becomes 896 in E4M3FN: exact."),
+    ("0b1000", "1", "float8_e4m3fn", True, "0.015625 becomes 0.015625 in E4M3FN: exact."),
+    ("0x7C", "1", "float8_e5m2", True, "infinity becomes infinity in E5M2: exact."),
+    ("0x1FF", "1", "float8_e5m2", True, "“0x1FF” is not a code of E5M2, which has 8 bits."),
     ("1", "-1", "float16", True, "The scale “-1” is not a finite number above zero."),
 ]
 
@@ -263,6 +271,86 @@ def test_every_published_fp8_matmul_stands_beside_its_estimate():
         choice = sizes | {"chip": one.chip, "a": point["a"], "b": point["b"], "out": "bf16"}
         bf16, fp8 = seconds(choice)
         assert (found["ratio"], found["seconds"]) == pytest.approx((bf16 / fp8, fp8))
+
+
+# Bring your model ---------------------------------------------------------------------------------
+
+WIDE = """
+@jax.jit
+def mlp(
+    x: jax.Array,  # def of(rows, width)
+    w: jax.Array,
+    scale: tuple[int, ...],
+    *, slope=0.1, **others,
+):
+    return jax.nn.leaky_relu(x @ w.T, slope) * scale
+"""
+BROUGHT = (
+    (model.STATE, 1, 1),
+    (
+        {
+            "code": WIDE,
+            "shapes": "bf16[128,256] bf16[512,256] f32[512]",
+            "chip": "H200",
+            "gemm": "triton",
+            "backward": True,
+        },
+        3,
+        0,
+    ),
+)
+
+
+@pytest.mark.parametrize(("state", "matmuls", "in_fp8"), BROUGHT)
+def test_what_is_given_for_a_function_runs(state, matmuls, in_fp8, tmp_path):
+    given = {**model.data(), **state, "shapes": state["shapes"].split()}
+    found = ask("model", "module.textsOf(given)", **given)
+    assert found["wrong"] == ""
+    file, command, test, dumping = (one["text"] for one in found["texts"])
+    assert dumping == f"{model.COMMAND}\n"
+    (tmp_path / "layers.py").write_text(file)
+    (tmp_path / "test_layers.py").write_text(test)
+    told, tried = (
+        subprocess.run(
+            [sys.executable, "-m", *asked],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for asked in (shlex.split(command), ["pytest", "-q", "-p", "no:cacheprovider"])
+    )
+    assert told.returncode == 0, told.stderr
+    noun = "matmul" if matmuls == 1 else "matmuls"
+    assert f"{matmuls} {noun}, {in_fp8} in FP8" in told.stdout
+    assert ("rule: not-quantized" in told.stdout) == (in_fp8 < matmuls)
+    assert ("1 passed" if in_fp8 == matmuls else "AssertionError") in tried.stdout, tried.stdout
+
+
+WRONG = [
+    ({"code": "x = 1"}, "There is no function"),
+    ({"code": "def f(self, x): ..."}, "This is a method"),
+    ({"code": "def f(): ..."}, "The function has no arguments"),
+    ({"shapes": ["f64[2]"] * 4}, "Of x, give a type and a shape"),
+    ({"shapes": ["bf16[2,x]"] * 4}, "Of x, give a type and a shape"),
+    ({"backward": True}, "There is nothing to differentiate"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), WRONG)
+def test_what_cannot_be_brought_is_said(change, said):
+    given = {**model.data(), **model.STATE, "shapes": model.STATE["shapes"].split(), **change}
+    assert ask("model", "module.textsOf(given)", **given)["wrong"].startswith(said)
+
+
+# Colours ------------------------------------------------------------------------------------------
+
+
+def test_hlo_has_the_colours_that_fp8lens_gives_it():
+    text = dump.example()
+    painted = ask("elements", "module.partsOfHlo(given.text)", text=text)
+    coloured = [tuple(part) for part in painted if part[1]]
+    assert coloured == [part for part in parts(text) if part[1]] and len(coloured) > 100
 
 
 # The widget ---------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@ in a dump, it stays text."""
 
 import gzip
 import html
+import io
 import json
 import re
+import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8lens import inspect, parse_hlo_module, report_gemms
+from fp8lens.hlo.text import size
 from helpers import show_hlo
 from helpers.explorers import dump, example
+from helpers.explorers import reader as reader_module
 from helpers.explorers.reader import Reader, address, listing_html, pieces
 
-TEXT = dump.EXAMPLE.read_text()
+TEXT = dump.example()
 HLO = Path(__file__).parent.parent / "fp8lens" / "hlo"
 SAVED = {path.name: path.read_text() for path in sorted(HLO.glob("*.txt"))}
 MARKUP = "<img src=x onerror=attack()>'&</script>"
@@ -48,7 +52,10 @@ def test_the_example_is_what_its_program_compiles_to():
         rows = report_gemms(text).rows
         return [(r.m, r.n, r.k, r.math_dtype, r.epilogue, r.path, r.source) for r in rows]
 
-    assert rows(example.compiled_text()) == rows(TEXT), "run python -m helpers.explorers.example"
+    made = dict(example.dumped())
+    assert rows(next(text for name, text in made.items() if "after_optim" in name)) == rows(TEXT)
+    with zipfile.ZipFile(dump.EXAMPLE) as archive:
+        assert {*archive.namelist()} == {*made}, "run python -m helpers.explorers.example"
 
 
 @pytest.mark.parametrize("name", [*SAVED])
@@ -72,12 +79,19 @@ def test_of_each_saved_program_it_says_what_fp8lens_says(name):
 
 
 def test_it_says_what_is_not_in_fp8_and_which_kernels_work_for_a_matmul():
-    summary = dump.data()["example"]
-    assert summary["answer"] == "FP8: 2 of 3 matmuls, 1 with work left to other kernels."
-    up, gate, down = summary["lost"]
-    assert [kernel["name"] for kernel in up["kernels"]] == ["wrapped_convert"]
-    assert "the bias" in gate["kernels"][0]["text"] and "run anyway" in gate["kernels"][0]["text"]
+    summary, report = dump.data()["example"], report_gemms(TEXT)
+    assert summary["answer"] == (
+        f"FP8: {len(report.fp8_rows)} of {len(report.rows)} matmuls, "
+        f"{report.fp8_flops_share:.1%} of the FLOPs. To make and undo FP8: "
+        f"{size(report.bytes_for_fp8)} of {size(report.bytes_moved)} moved."
+    )
+    assert "said" in summary
+    down, qkv, gate, _ = summary["lost"]  # what is not FP8 first, by FLOPs
+    assert not down["isFp8"] and not qkv["isFp8"] and gate["isFp8"]
     assert down["why"].startswith("Its operands are bf16 and bf16: nothing that reaches it is FP8.")
+    assert " and 2 more make or widen FP8 for it" in qkv["why"]
+    assert "the bias" in gate["kernels"][0]["text"] and "run anyway" in gate["kernels"][0]["text"]
+    assert [one["rule"] for one in summary["reasons"]] == ["not-quantized", "array-of-scales"]
     rounded = json.loads(Reader().read("x.txt", SAVED["jax_0_4_32_bf16_scaled.txt"].encode()))
     assert "although loop_convert_fusion makes or widens FP8 for it" in rounded["lost"][0]["why"]
 
@@ -104,16 +118,49 @@ def test_what_is_no_dump_of_a_gpus_program_is_refused_in_a_sentence():
 
 
 def test_a_damaged_file_beside_a_dump_is_named_and_left_out():
-    reader, stage = Reader(), "module_0001.jit_gated.before_optimizations.txt"
-    name = "module_0001.jit_gated.sm_9.0a_gpu_after_optimizations.txt"
+    reader, stage = Reader(), "module_0001.jit_block.before_optimizations.txt"
+    name = "module_0001.jit_block.sm_9.0a_gpu_after_optimizations.txt"
     reader.lay(stage, b"")
     answer = json.loads(reader.read(name, TEXT.encode()))["answer"]
-    assert answer.startswith("FP8: 2 of 3") and answer.endswith(
+    assert answer.startswith("FP8: 2 of 4") and answer.endswith(
         f"{stage} is empty: it was left out."
     )
 
 
-PLACES = ("jit(gated)/up", "jit_gated", "__cublas$lt$matmul$f8", "DEFAULT", "explorers/example.py")
+def zipped(**files: bytes) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(f"{name}.txt", text)
+    return data.getvalue()
+
+
+def test_of_what_is_packed_no_more_is_unpacked_than_of_what_is_not(monkeypatch):
+    """Gzipped once or twice, in several members, or zipped: the limit is one of text."""
+    text = TEXT.encode()
+    members = gzip.compress(text[:5000]) + gzip.compress(text[5000:])
+    packed = [(Reader.read, members), (Reader.read, gzip.compress(members))]
+    packed += [(Reader.read_zip, zipped(a=data)) for data in (text, members)]
+    for read, data in packed:
+        assert json.loads(read(Reader(), "x", data))["answer"].startswith("FP8: 2 of 4")
+    monkeypatch.setattr(reader_module, "MOST_TEXT", len(text) - 1)
+    for read, data in packed:
+        assert " is more than " in json.loads(read(Reader(), "x", data))["error"]
+    for data, said in (
+        (zipped(a=text)[:-30], "x is zipped, and damaged or encrypted: give the text"),
+        (zipped(a=text).replace(b"a.txt", b"b.txt", 1), "x is zipped, and damaged or encrypted"),
+        (zipped(), "x has no text of a program: give the text"),
+    ):
+        assert json.loads(Reader().read_zip("x", data))["error"].startswith(said)
+
+
+def test_what_is_beside_a_dump_has_a_limit_too(monkeypatch):
+    monkeypatch.setattr(reader_module, "MOST_BESIDE", 20_000)
+    found = json.loads(Reader().read_zip("x.zip", dump.EXAMPLE.read_bytes()))
+    assert found["reasons"] is None and "MB of text: it was left out." in found["answer"]
+
+
+PLACES = ("jit(block)/up", "jit_block", "__cublas$lt$matmul$f8", "DEFAULT", "explorers/example.py")
 
 
 @settings(max_examples=40, deadline=None)
@@ -127,17 +174,19 @@ def test_any_text_is_answered_or_refused_and_markup_stays_text(place, start, len
 def test_names_lead_to_who_makes_them_and_users_are_listed():
     reader = Reader()
     reader.read("example.txt", TEXT.encode())
-    call = reader.program.module["cublas-gemm.6"]
+    module = reader.program.module
+    call, called = module["cublas-gemm.4"], module["loop_multiply_fusion"].called[0]
     leads = {text: to for text, _, to in pieces(call) if to}
-    assert leads["%w_gate.1"] == "main.2/w_gate.1" and leads["%cublas-gemm.6"] == address(call)
+    assert leads["%w_gate.1"] == "main.5/w_gate.1" and leads["%cublas-gemm.4"] == address(call)
     users = ask(reader, "about", at=address(call))["users"]
-    assert [user["at"] for user in users] == ["main.2/get-tuple-element.1.0"]
-    callers = ask(reader, "about", at="fused_multiply/mul.17.1")["callers"]
-    assert [caller["at"] for caller in callers] == ["main.2/loop_multiply_fusion"]
+    assert [user["at"] for user in users] == ["main.5/cublas-gemm.4.element0"]
+    inside = address(module.computations[called].root)
+    callers = ask(reader, "about", at=inside)["callers"]
+    assert [caller["at"] for caller in callers] == ["main.5/loop_multiply_fusion"]
     found = ask(reader, "find", words="CUBLAS$LT$MATMUL$F8")
-    assert found["count"] == 2 and found["rows"][0]["at"] == "main.2/cublas-gemm.5"
-    part = ask(reader, "listing", name="main.2", around="custom-call.3", count=4)
-    assert part["start"] > 0 and "main.2/custom-call.3" in [row["at"] for row in part["rows"]]
+    assert found["count"] == 2 and found["rows"][0]["at"] == "main.5/cublas-gemm.4"
+    part = ask(reader, "listing", name="main.5", around="custom-call.5", count=4)
+    assert part["start"] > 0 and "main.5/custom-call.5" in [row["at"] for row in part["rows"]]
 
 
 def test_the_listing_needs_no_script_and_each_of_its_names_leads_somewhere():
@@ -148,13 +197,16 @@ def test_the_listing_needs_no_script_and_each_of_its_names_leads_somewhere():
             for name, value in attributes:
                 found.get(name, []).append(value)
 
-    Read().feed(listing_html(parse_hlo_module(TEXT)))
+    module = parse_hlo_module(TEXT)
+    Read().feed(listing_html(module))
     ids = {*found["id"]}
-    assert len(found["id"]) == len(ids) == 28 and found["href"]
+    assert len(found["id"]) == len(ids) == len(module) + len(module.computations)
+    assert found["href"]
     assert {link.removeprefix("#") for link in found["href"]} <= ids
-    assert "2 further computations left out" in listing_html(parse_hlo_module(TEXT), most=1)
+    left = len(module.computations) - 1
+    assert f"{left} further computations left out" in listing_html(module, most=1)
     first, second = (
         show_hlo(text)._repr_html_() for text in (TEXT, SAVED["jax_0_4_32_bf16_scaled.txt"])
     )
-    assert "%cublas-gemm.6 =" in html.unescape(re.sub("<[^>]+>", "", first))
+    assert "%cublas-gemm.4 =" in html.unescape(re.sub("<[^>]+>", "", first))
     assert not {*re.findall(r'id="([^"]*)"', first)} & {*re.findall(r'id="([^"]*)"', second)}

@@ -2,19 +2,26 @@
 
 A layer, an MLP and a decoder block are written in each library as its documentation says, and
 compiled for chips that are not there; in some of the ways also the MLP as one of several experts,
-and divided over GPUs. What became of their matmuls goes into notebooks/results/census.json, with
-where it comes from. Chapter 11 reads that file. A library that loses FP8 is a changed row, which
-`make census` prints.
+and divided over GPUs; and whole decoders where a library has one. What became of their matmuls goes
+into notebooks/results/census.json, with where it comes from. Chapter 11 and "What a model becomes"
+read that file. A library that loses FP8 is a changed row, which `make census` prints. The programs
+of the largest models are kept beside it, in notebooks/results/programs.
 
 Each way is measured in a process of its own, several at a time: what one library imports or sets is
 none of another's business.
 """
 
+import argparse
 import collections
 import concurrent.futures
 import dataclasses
 import functools
+import gzip
+import importlib.util
+import math
 import os
+import re
+import subprocess
 import sys
 import types
 import warnings
@@ -26,23 +33,37 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import linen as nn
 from flax import nnx
 from flax.linen import fp8_ops
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fp8lens import inspect, mesh
 from fp8lens.bill.bill import Bill
 from fp8lens.hlo.parse import parse_shape
 from fp8lens.hlo.replica_groups import SUMS
+from fp8lens.targets import TARGETS
+from helpers.explorers.models import program_name
 from helpers.numerics.recipes import scaled_dot, to_e4m3
-from tools.environments import run
-from tools.recorders.data import Record, first_line, locked, measured_by, pinned
+from tools.environments import ROOT, run, variables
+from tools.recorders.data import RESULTS, Record, first_line, locked, measured_by, pinned
 
 import fp8_nnx
 from fp8_linear import Amaxes, fp8_linear
 
-LIBRARIES = ("flax", "qwix", "aqtp", "keras", "haliax", "equinox", "dm-haiku", "maxtext")
+LIBRARIES = (
+    "flax",
+    "qwix",
+    "aqtp",
+    "keras",
+    "keras-hub",
+    "haliax",
+    "equinox",
+    "dm-haiku",
+    "maxtext",
+)
 BEFORE = "0.11.2"  # the JAX beside the lock's
 AT_ONCE = 3  # processes: XLA's compiler takes up to 3 GB in each. On two cores the third uses waits
 # They take an amax of rows or tiles, at which XLA was seen to abort, and so does the softmax of a
@@ -51,10 +72,12 @@ AT_ONCE = 3  # processes: XLA's compiler takes up to 3 GB in each. On two cores 
 ISOLATED = ("qwix", "aqtp", "maxtext")
 
 # All models for cuBLASLt on an H100, with both releases of JAX; with the newer the block, which has
-# what the others have, for the rest too.
+# what the others have, for the rest too, and the decoders for two of them.
 MODELS, PASSES = ("layer", "MLP", "block"), ("forward", "training")
 OTHERS = (("H100", "triton"), ("H100", "auto"), ("B200", "cublaslt"))
+LARGEST = ("block", "decoder")
 BATCH, LENGTH, WIDTH, HIDDEN, HEADS = 4, 1024, 2048, 8192, 16
+LAYERS, VOCABULARY = 4, 32_000  # of a decoder
 
 # With the newer JAX, for cuBLASLt on an H100, and with what they cost in memory, on the wire and
 # again: the MLP as one of EXPERTS, each with LENGTH tokens that a router has sent it; the experts'
@@ -73,8 +96,12 @@ Made = tuple[
 ]  # a function, its arguments' shapes, how to compile it
 
 
-def program(make: Callable[[str, bool], Written], model: str, train: bool) -> Made:
-    """The program of a model in a library's layers, forward or with its gradients."""
+def program(make: Callable[[str, bool], Any], model: str, train: bool) -> Made:
+    """The program of a model in a library's layers, forward or with its gradients. A library's own
+    decoder has a loss of its own, and `make` returns its whole program.
+    """
+    if model == "decoder":
+        return make(model, train)
     apply, state = make("MLP" if model in ("experts", "sharded") else model, train)
     if model == "experts":
         several = jax.tree.map(
@@ -467,35 +494,48 @@ def maxtext(model: str, train: bool, quantization: str, with_qwix: bool = False)
     return linen(model, train, made.dot_general_cls(), rngs=True)
 
 
+OF_AXIS = {"stage": "ici_pipeline_parallelism"}  # the setting of an axis with another name
+OF_MAXTEXT: dict[str, Any] = {
+    "base_emb_dim": WIDTH,
+    "base_mlp_dim": HIDDEN,
+    "per_device_batch_size": BATCH,
+    "max_target_length": LENGTH,
+}
+
+
+def config_of_maxtext(file: str | Path = "", overrides: Sequence[str] = (), **settings: Any) -> Any:
+    """MaxText's configuration for a GPU: of that file, without one of its own base.yml, with
+    overrides as on its command line, and these settings. Raises ValueError where MaxText refuses
+    one.
+    """
+    import maxtext as package
+    from maxtext.configs import pyconfig
+
+    return pyconfig.initialize(
+        ["", str(file or Path(package.__file__).parent / "configs" / "base.yml"), *overrides],
+        run_name="census",
+        enable_checkpointing=False,
+        skip_jax_distributed_system=True,
+        hardware="gpu",
+        **settings,
+    )
+
+
 def maxtext_experts(model: str, train: bool, rule: bool = False, **settings: Any) -> Written:
     """MaxText's own layer of experts, its router included, for a GPU: with these settings, and for
     the rest what its base.yml has. Only `megablox`, a kernel for TPUs, is off, as in its
     configurations for GPUs. With `rule` its rules of qwix are applied, to all modules. It imports
     drjax, grain, omegaconf, tokamax and transformers.
     """
-    import maxtext as package
-    from maxtext.configs import pyconfig
     from maxtext.layers import initializers, moe, quantizations
 
-    sizes = {
-        "num_experts": EXPERTS,
-        "num_experts_per_tok": TOP,
-        "base_emb_dim": WIDTH,
-        "base_mlp_dim": HIDDEN,
-        "base_moe_mlp_dim": HIDDEN,
-        "base_num_decoder_layers": 1,
-        "per_device_batch_size": BATCH,
-        "max_target_length": LENGTH,
-    }
-    base = Path(package.__file__).parent / "configs" / "base.yml"
-    config = pyconfig.initialize(
-        ["", str(base)],
-        run_name="census",
-        enable_checkpointing=False,
-        skip_jax_distributed_system=True,
-        hardware="gpu",
+    config = config_of_maxtext(
+        num_experts=EXPERTS,
+        num_experts_per_tok=TOP,
+        base_moe_mlp_dim=HIDDEN,
+        base_num_decoder_layers=1,
         megablox=False,
-        **sizes,
+        **OF_MAXTEXT,
         **settings,
     )
     one = mesh("H100", dict.fromkeys(config.mesh_axes, 1))
@@ -529,6 +569,60 @@ def maxtext_experts(model: str, train: bool, rule: bool = False, **settings: Any
             return nnx.merge(graph, drawn, state)(x)[0]
 
     return apply, state
+
+
+def maxtext_decoder(model: str, train: bool, **settings: Any) -> Made:
+    """MaxText's own decoder with these settings, LAYERS layers deep, and its own loss."""
+    sizes: dict[str, Any] = {
+        "base_num_decoder_layers": LAYERS,
+        "base_num_query_heads": HEADS,
+        "base_num_kv_heads": HEADS,
+        "head_dim": WIDTH // HEADS,
+        "vocab_size": VOCABULARY,
+        "attention": "dot_product",
+        **OF_MAXTEXT,
+    }
+    config = config_of_maxtext(**sizes | settings)
+    return decoder_of(config, mesh("H100", dict.fromkeys(config.mesh_axes, 1)), train)
+
+
+def decoder_of(config: Any, over: Mesh, train: bool) -> Made:
+    """The decoder of MaxText's configuration on a mesh of chips: a forward pass, or its loss and
+    what its training step takes gradients by, the parameters and what FP8 overwrites with a
+    gradient. It imports sympy and tiktoken.
+    """
+    from flax.nnx import variablelib
+    from maxtext.trainers.pre_train.train import loss_fn
+    from maxtext.utils.maxtext_utils import get_input_data_sharding, get_shaped_batch
+    from maxtext.utils.model_creation_utils import create_nnx_abstract_model
+
+    overwritten = variablelib.variable_type_from_name(
+        "_overwrite_with_gradient", allow_register=True
+    )
+    with over:
+        _, made = create_nnx_abstract_model(config, over)
+        data = get_shaped_batch(config, get_input_data_sharding(config, over))
+    parts: Any = nnx.split(made, nnx.Param, overwritten, nnx.RngState, ...)
+    graph, weights, scales, keys, rest = parts
+
+    def merged(weights, scales, rest):
+        return nnx.merge(graph, weights, scales, jax.tree.map(fresh, keys), rest)
+
+    def forward(weights, scales, rest, data):
+        with over:
+            return merged(weights, scales, rest)(
+                data["inputs"],
+                data["inputs_position"],
+                data["inputs_segmentation"],
+                enable_dropout=False,
+            )
+
+    def loss(weights, scales, rest, data):
+        with over:
+            return loss_fn(merged(weights, scales, rest), config, dict(data), None, None)[0]
+
+    step = jax.value_and_grad(loss, (0, 1)) if train else forward
+    return step, (weights, scales, rest, data), {}
 
 
 def fresh(leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -570,6 +664,47 @@ def keras(model: str, train: bool) -> Written:
     fixed = [leaf for leaf in rest if not jnp.issubdtype(leaf.dtype, jnp.floating)]
     assert not fixed or not train, "only floats have gradients"
     return lambda state, x: made.stateless_call(*state, x, training=train)[0], (trainable, rest)
+
+
+def gemma(model: str, train: bool, fp8: bool = True) -> Made:
+    """KerasHub's Gemma, LAYERS layers deep, with a quarter of its heads' keys; the loss is the
+    tokens' cross entropy.
+    """
+    import keras
+    import keras_hub
+
+    with keras.device("cpu"):
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        keras.config.disable_flash_attention()
+        backbone = keras_hub.models.GemmaBackbone(
+            vocabulary_size=VOCABULARY,
+            num_layers=LAYERS,
+            num_query_heads=HEADS,
+            num_key_value_heads=HEADS // 4,
+            hidden_dim=WIDTH,
+            intermediate_dim=2 * HIDDEN,
+            head_dim=WIDTH // HEADS,
+        )
+        made = keras_hub.models.GemmaCausalLM(backbone=backbone, preprocessor=None)
+        if fp8:
+            made.quantize("float8")
+    trainable, rest = (
+        [jax.ShapeDtypeStruct(one.value.shape, one.value.dtype) for one in variables]
+        for variables in (made.trainable_variables, made.non_trainable_variables)
+    )
+    tokens = jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
+
+    def apply(trainable, rest, tokens):
+        inputs = {"token_ids": tokens, "padding_mask": jnp.ones_like(tokens)}
+        return made.stateless_call(trainable, rest, inputs, training=train)[0]
+
+    def loss(trainable, rest, tokens, targets):
+        logits = apply(trainable, rest, tokens).astype(f32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+    if not train:
+        return apply, (trainable, rest, tokens), {}
+    return jax.value_and_grad(loss), (trainable, rest, tokens, tokens), {}
 
 
 def haliax(model: str, train: bool, fixed: bool = False) -> Written:
@@ -657,7 +792,7 @@ class Way:
     and `setting` what was set. `models` are those that are compiled of it.
     """
 
-    make: Callable[[str, bool], Written]
+    make: Callable[[str, bool], Written | Made]
     package: str
     says: str = ""
     url: str = ""
@@ -834,6 +969,7 @@ def ways() -> dict[str, Way]:
             MAXTEXT,
         ),
         **experts_of_maxtext(),
+        **decoders(),
     }
 
 
@@ -868,6 +1004,33 @@ def experts_of_maxtext() -> dict[str, Way]:
     }
 
 
+def decoders() -> dict[str, Way]:
+    """Decoders as their libraries have them, by name."""
+
+    def way(fixes: str = "", setting: str = "", **settings: Any) -> Way:
+        make = functools.partial(maxtext_decoder, **settings)
+        return Way(make, "maxtext", fixes=fixes, setting=setting, models=("decoder",))
+
+    ours = "MaxText's decoder, "
+    with_qwix: dict[str, Any] = {"use_qwix_quantization": True}
+    return {
+        ours + "no FP8": way(quantization=""),
+        ours + "fp8": way(quantization="fp8"),
+        ours + "fp8, kept": way(
+            quantization="fp8",
+            remat_policy="minimal_with_context",
+            fixes=ours + "fp8",
+            setting="remat_policy=minimal_with_context",
+        ),
+        ours + "qwix, fp8": way(quantization="fp8", **with_qwix),
+        ours + "qwix, fp8_full": way(quantization="fp8_full", **with_qwix),
+        "KerasHub's Gemma, no FP8": Way(
+            functools.partial(gemma, fp8=False), "keras-hub", models=("decoder",)
+        ),
+        "KerasHub's Gemma, float8": Way(gemma, "keras-hub", models=("decoder",)),
+    }
+
+
 # There is no GPU to time on: it halves the time, and changes nothing.
 OPTIONS = {"xla_gpu_autotune_level": 0}
 
@@ -876,11 +1039,14 @@ def cases(way: str, version: str) -> list[tuple[str, str, str, str]]:
     """What is compiled of a way with that JAX: model, pass, chip, and who multiplies."""
     passes = PASSES[:1] if way in ("JAX, chapter 03", "qwix, PTQ") else PASSES
     has = ways()[way].models
-    found = [(model, of, "H100", "cublaslt") for model in MODELS if model in has for of in passes]
+    both = (*MODELS, "decoder")
+    found = [(model, of, "H100", "cublaslt") for model in both if model in has for of in passes]
     if version == BEFORE:
         return found
     if "block" in has:
         found += [("block", of, *other) for other in OTHERS for of in passes]
+    if "decoder" in has:
+        found += [("decoder", of, *other) for other in OTHERS[1:] for of in passes]
     for model in COSTLY:
         if model in has:
             of_it = PASSES[1:] if model == "sharded" else passes
@@ -889,10 +1055,15 @@ def cases(way: str, version: str) -> list[tuple[str, str, str, str]]:
 
 
 def row(
-    make: Callable[[], Made], isolate: bool, target: str, gemm: str, costs: bool = False
+    make: Callable[[], Made],
+    isolate: bool,
+    target: str,
+    gemm: str,
+    costs: bool = False,
+    kept: Path | None = None,
 ) -> dict[str, Any]:
     """What the installed JAX makes of a program for that chip, as it stands in the data; and what
-    it `costs`.
+    it `costs`. The compiled program is written into the file `kept`.
     """
     try:
         with warnings.catch_warnings():
@@ -901,11 +1072,19 @@ def row(
             how: dict[str, Any] = {"isolate": isolate, "compiler_options": OPTIONS, **mesh_of}
             seen = inspect(fn, *args, target=target, gemm=gemm, **how)
             report, ledger, reasons = seen.report, seen.ledger, seen.reasons
-            more = costs_of(seen.bill) if costs else {}
+            more = {"peak": seen.memory.peak} | (costs_of(seen.bill) if costs else {})
+            if kept:
+                keep(kept, seen.compiled.as_text())
     except Exception as error:  # that it does not compile is a finding
         return {"error": first_line(error)[:300]}
-    lost = collections.Counter((r.reason, r.fix) for r in reasons if r.lost == "fp8")
-    outside = collections.Counter(r.lost for r in reasons if r.lost != "fp8")
+    lost: collections.Counter[tuple[str, str]] = collections.Counter()
+    outside: collections.Counter[str] = collections.Counter()
+    runs = {line.name: line.count for line in report.rows}  # of one in a loop, several
+    for one in reasons:
+        if one.lost == "fp8":
+            lost[one.reason, one.fix] += runs.get(one.instruction, 1)
+        else:
+            outside[one.lost] += runs.get(one.instruction, 1)
     return {
         "matmuls": sum(r.count for r in report.rows),
         "fp8": sum(r.count for r in report.fp8_rows),
@@ -923,11 +1102,10 @@ def row(
 
 
 def costs_of(bill: Bill) -> dict[str, Any]:
-    """What a program costs besides: the bytes alive at the peak; the bytes that each GPU sends to
-    gather and to sum, by the type on the wire; and the matmuls and quantizations that run again for
-    the backward pass, and the bytes that they move.
+    """What a program costs besides: the bytes that each GPU sends to gather and to sum, by the type
+    on the wire; and the matmuls and quantizations that run again for the backward pass, and the
+    bytes that they move.
     """
-    assert bill.memory is not None
     wire: dict[str, collections.Counter[str]] = {
         "gathered": collections.Counter(),
         "summed": collections.Counter(),
@@ -939,7 +1117,6 @@ def costs_of(bill: Bill) -> dict[str, Any]:
             nbytes = sent.bytes_sent * (sent.count or 1) * part.nbytes // whole
             wire["summed" if sent.kind in SUMS else "gathered"][part.dtype] += nbytes
     return {
-        "peak": bill.memory.peak,
         **{how: dict(sorted(by_type.items())) for how, by_type in wire.items()},
         "again_matmuls": sum(line.runs for line in bill.again.of("matmul")),
         "again_quantizations": sum(line.runs for line in bill.again.of("quantize")),
@@ -958,8 +1135,32 @@ def rows_of(name: str, names: Sequence[str]) -> dict[str, Any]:
         _, model, of, target, gemm = case.split(" | ")
         isolate = way.package in ISOLATED or (model, of) == ("block", "forward")
         make = functools.partial(made, model, of)
-        found[case] = row(make, isolate, target, gemm, costs=model in COSTLY)
+        kept = program_of(case) if jax.__version__ == locked()["jax"] else None
+        found[case] = row(make, isolate, target, gemm, model in COSTLY, kept)
     return found
+
+
+def program_of(case: str) -> Path | None:
+    """The file of a row's program, for "Read my dump"; None of a row whose program is not kept."""
+    *_, model, of, target, gemm = case.split(" | ")
+    if model not in LARGEST or (of, target, gemm) != ("training", "H100", "cublaslt"):
+        return None
+    return RESULTS / "programs" / f"{program_name(case)}.txt.gz"
+
+
+_SOURCES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_METADATA = re.compile(rf"metadata=\{{(op_name={_STRING})?(?:{_STRING}|[^\"}}])*\}}")
+
+
+def keep(file: Path, text: str) -> None:
+    """Write a compiled program, without where in which file each instruction was written: those are
+    paths of this machine.
+    """
+    text = "\n\n".join(part for part in text.split("\n\n") if not part.startswith(_SOURCES))
+    text = _METADATA.sub(r"metadata={\1}", text)
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 # The record ---------------------------------------------------------------------------------------
@@ -1016,5 +1217,61 @@ RECORD = Record(
 )
 
 
+# One's own configuration of MaxText ---------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> None:
+    """Record the census, or with --maxtext print what a configuration becomes."""
+    if "--maxtext" not in arguments:
+        return RECORD.main(arguments)
+    parser = argparse.ArgumentParser(
+        description="What the decoder of a configuration of MaxText becomes on a chip."
+    )
+    parser.add_argument("--maxtext", type=Path, required=True, metavar="YAML")
+    parser.add_argument("overrides", nargs="*", help="as MaxText's: quantization=fp8")
+    parser.add_argument("--chip", default="H100", choices=[*TARGETS])
+    parser.add_argument("--mesh", default="data=1", help="MaxText's axes: data=2,fsdp=4")
+    parser.add_argument("--gemm", default="cublaslt", choices=["cublaslt", "triton", "auto"])
+    parser.add_argument("--forward", action="store_true", help="not the training step")
+    options = parser.parse_intermixed_args(arguments)
+    options.maxtext = options.maxtext.absolute()
+    if not options.maxtext.is_file():
+        parser.error(f"there is no file {options.maxtext}")
+    try:
+        sizes = {name: int(size) for name, size in (p.split("=") for p in options.mesh.split(","))}
+    except ValueError:
+        parser.error(f"--mesh={options.mesh} is not as data=2,fsdp=4")
+    if importlib.util.find_spec("maxtext"):
+        return tell_of_maxtext(options, sizes, parser)
+    # All libraries are in an environment of their own.
+    command = [*environment(locked()["jax"]), "-m", RECORD.module, *arguments]
+    command[command.index("--maxtext") + 1] = str(options.maxtext)
+    sys.exit(subprocess.run(command, env=variables(JAX_PLATFORMS="cpu"), cwd=ROOT).returncode)
+
+
+def tell_of_maxtext(
+    options: argparse.Namespace, sizes: Mapping[str, int], parser: argparse.ArgumentParser
+) -> None:
+    """Compile a configuration's decoder, and print fp8lens' report and bill."""
+    # MaxText divides the batch by the devices that JAX has.
+    jax.config.update("jax_num_cpu_devices", math.prod(sizes.values()))
+    try:
+        axes = config_of_maxtext(options.maxtext, options.overrides).mesh_axes
+        if unknown := sizes.keys() - {*axes}:
+            parser.error(f"no axis {', '.join(unknown)} in MaxText's mesh: {', '.join(axes)}")
+        whole = {axis: sizes.get(axis, 1) for axis in axes}
+        parts: dict[str, Any] = {
+            OF_AXIS.get(axis, f"ici_{axis}_parallelism"): n for axis, n in whole.items()
+        }
+        config = config_of_maxtext(options.maxtext, options.overrides, **parts)
+        step, args, _ = decoder_of(config, mesh(options.chip, whole), not options.forward)
+        how: dict[str, Any] = {"isolate": True, "compiler_options": OPTIONS}
+        seen = inspect(step, *args, target=options.chip, gemm=options.gemm, **how)
+    except Exception as error:
+        sys.exit(f"MaxText, or XLA, refuses this: {first_line(error)}")
+    print(seen)
+    print(seen.bill)
+
+
 if __name__ == "__main__":
-    RECORD.main()
+    main(sys.argv[1:])

@@ -8,11 +8,14 @@ Sphinx, MyST or these extensions, as of a link that leads nowhere, fails the bui
 was there then stays.
 """
 
+import asyncio
+import re
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
+from pagefind.index import IndexConfig, PagefindIndex
 from sphinx.cmd.build import main as sphinx_build
 
 HERE = Path(__file__).resolve().parent
@@ -42,6 +45,41 @@ def _drop_unused(static: Path) -> None:
             file.unlink()
 
 
+# Pagefind takes a section's place from its heading. Sphinx gives it to what is around that, and to
+# the signatures of the public names.
+_SECTION = re.compile(r'<section id="([^"]+)">\s*(?:<span[^>]*></span>)*\s*<(h\d)')
+_SIGNATURE = re.compile(r'<dt class="sig[^>]* id="([^"]+)">(.*?)</dt>', re.S)
+# Code and outputs count less than prose, and so does all that the changelog says.
+_QUIET = re.compile(r'<(?:div class="(?=highlight|output|cell_output)|section (?=id="changelog"))')
+
+
+def _to_search(page: str) -> str:
+    """Return a page as Pagefind is to read it."""
+    page = _QUIET.sub(
+        lambda found: f"{found[0].replace(' ', ' data-pagefind-weight=0.1 ', 1)}", page
+    )
+    page = _SECTION.sub(r'<section><\2 id="\1"', page)
+    return _SIGNATURE.sub(r'<h4 id="\1">\2</h4>', page)
+
+
+async def write_search_index(out: Path) -> None:
+    """Write Pagefind's index of the pages."""
+    config = IndexConfig(
+        root_selector="article",
+        exclude_selectors=[".headerlink", ".viewcode-link", "details .cell_input"],
+        keep_index_url=True,
+        output_path=str(out / "pagefind"),
+    )
+    async with PagefindIndex(config=config) as index:
+        for file in sorted(out.rglob("*.html")):
+            path = file.relative_to(out).as_posix()
+            if not path.startswith(("_", "search", "CHANGELOG")):
+                page = _to_search(file.read_text(encoding="utf-8"))
+                await index.add_html_file(content=page, source_path=path)
+    for file in [*out.glob("pagefind/*-ui.*"), *out.glob("pagefind/*-highlight.js")]:
+        file.unlink()  # this site shows what was found by its own search.mjs
+
+
 def main() -> int:
     """Build the site. Returns the exit status."""
     built = ROOT / "_build"
@@ -53,6 +91,7 @@ def main() -> int:
             print("The site was not built: see the warnings above.", file=sys.stderr)
             return 1
         _drop_unused(new / "_static")
+        asyncio.run(write_search_index(new))
         shutil.rmtree(built / "html", ignore_errors=True)
         new.rename(built / "html")
     print(f"The site is built: {built / 'html' / 'index.html'}")

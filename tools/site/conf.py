@@ -4,21 +4,25 @@
 
 import os
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROJECT = tomllib.loads((HERE.parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
 # Where the repository is; the workflow that publishes the site sets the variable.
 REPOSITORY = os.environ.get("REPOSITORY_URL") or PROJECT["project"]["urls"].get("Repository", "")
+LOGO = str(HERE.parent.parent / "img" / "favicon.svg")
 SITE_URL = os.environ.get("SITE_URL", "")  # where the site will stand
 
 language, root_doc = "en", "index"
+version = PROJECT["project"]["version"]
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "sphinx_design",
     "sphinxext.opengraph",
     "tools.site.course_pages",
     "tools.site.glossary",
@@ -27,7 +31,7 @@ extensions = [
     "tools.site.policy",
 ]
 # Text
-myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 4
 myst_heading_slug_func = "tools.site.course_pages.jupyter_anchor"
 # Notebooks: shown as they are stored
@@ -47,11 +51,14 @@ toc_object_entries_show_parents = "hide"
 html_theme = "sphinx_book_theme"
 templates_path = ["templates"]
 html_css_files, html_js_files = ["style.css", "icons.css"], ["folds.js", "sort.js"]
-html_static_path = [str(HERE / name) for name in html_css_files + html_js_files]
+html_static_path = [str(HERE / name) for name in [*html_css_files, *html_js_files, "search.mjs"]]
+html_additional_pages = {"search": "search.html"}  # its own: Pagefind's index, not Sphinx's
 html_use_index = html_domain_indices = False
 html_math_renderer = "mathml"
 html_theme_options = {
     "navbar_persistent": [],
+    "logo": {"image_light": LOGO, "image_dark": LOGO, "text": "FP8 matmuls in JAX"},
+    "article_header_start": ["toggle-primary-sidebar.html", "version.html"],
     "home_page_in_toc": True,
     "max_navbar_depth": 1,  # the rules' pages are reached from their index
     "show_toc_level": 2,
@@ -62,8 +69,10 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_context = {"default_mode": "auto"}
-html_sidebars = {"**": ["search-button-field.html", "sbt-sidebar-nav.html"]}
+html_context = {"default_mode": "auto", "jax_version": metadata.version("jax")}
+html_sidebars = {
+    "**": ["logo.html", "search-button-field.html", "sbt-sidebar-nav.html"],
+}
 copybutton_selector = "div.highlight:not(.cell_output *) > pre"
 # What is shown of a page where somebody shares a link to it
 ogp_enable_meta_description = True

@@ -21,12 +21,12 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 import fp8lens
+from helpers.explorers import STATE
 from helpers.figures.plots import NARROW
-from tools.site import rule_pages, sanitize
+from tools.site import explorers, rule_pages, sanitize
 
 logger = logging.getLogger(__name__)
 
-WIDGET = "application/vnd.jupyter.widget-view+json"
 _PREDICTION = re.compile(r"^> \*\*Predict\.\*\*", re.M)
 _FOLDED = {"hide-cell", "hide-input", "hide-output"}
 _CHECKED = "# Checked"
@@ -125,12 +125,29 @@ def _read_source(app: Sphinx, name: str, source: list[str]) -> None:
         return
     source[0] = _links_to_the_index(source[0])
     if name == app.config.root_doc:
-        source[0] += _table_of_contents(app.config.contents)
+        source[0] = _as_cards(source[0]) + _table_of_contents(app.config.contents)
 
 
 def _links_to_the_index(text: str) -> str:
     """The README is the first page, whose name here is another."""
     return re.sub(r"(\]\((?:\.\./)*)README\.md(?=[#)])", r"\1index.md", text)
+
+
+_TABLE = re.compile(r"\| you want to \| start at \|\n\|---\|---\|\n((?:\|.*\|\n)+)")
+
+
+def _as_cards(text: str) -> str:
+    """On the first page, the table of where to start becomes a grid of cards."""
+
+    def cards(table: re.Match[str]) -> str:
+        rows = [row.strip("| ").split(" | ", 1) for row in table[1].splitlines()]
+        written = [
+            f":::{{grid-item-card}} {title[0].upper()}{title[1:]}\n{body}\n:::"
+            for title, body in rows
+        ]
+        return "::::{grid} 1 2 2 3\n:gutter: 2\n\n" + "\n".join(written) + "\n::::\n"
+
+    return _TABLE.sub(cards, text)
 
 
 # Notebooks ----------------------------------------------------------------------------------------
@@ -172,15 +189,17 @@ def _fold(cell: NotebookNode, asked: bool) -> bool:
 
 
 def _label(source: str, tags: set[str]) -> str:
-    """Return what a fold says: its cell's first comment up to a colon, as "Solution 1"; of a cell
-    that checks, all of the comment.
+    """Return what a fold says: its cell's first comment, of a solution as "Solution 1", so that it
+    tells nothing; of a cell that checks, all of the comment.
     """
     if "hide-output" in tags:
         return "Show the output"
     said = _comment(source)
     if "checked" in tags:
         return said
-    return said.partition(":")[0].strip() or "Show the code"
+    if said.startswith("Solution"):
+        said = said.partition(":")[0]
+    return said.strip() or "Show the code"
 
 
 def _comment(source: str) -> str:
@@ -194,8 +213,10 @@ def _shown(cell: NotebookNode, where: str, prefix: str) -> list[NotebookNode]:
     shown = []
     for output in cell.outputs:
         data = output.get("data", {})
-        if WIDGET in data:
-            continue  # a page shows what the cell gives for where no kernel runs
+        if STATE in data:  # the page has the explorer itself
+            output.data = {"text/html": explorers.element(**data[STATE])}
+            shown.append(output)
+            continue
         dropped: list[str] = []
         if "image/svg+xml" in data:
             alt = output.metadata["image/svg+xml"].get("alt", "")
@@ -244,7 +265,8 @@ def inlined(svg: str, alt: str, prefix: str) -> tuple[str, list[str]]:
 
 def _inline_own_drawings(app: Sphinx, document: nodes.document) -> None:
     """An SVG file of the project is drawn inline, as the pictures of notebooks are, with the narrow
-    form that has a file beside it. It stands in a paragraph of its own.
+    form that has a file beside it. It stands in a paragraph of its own. On the first page the
+    fusion lab takes its place.
     """
     for image in list(document.findall(nodes.image)):
         file = Path(app.srcdir) / image["uri"]
@@ -252,6 +274,8 @@ def _inline_own_drawings(app: Sphinx, document: nodes.document) -> None:
             files = [file, file.with_stem(f"{file.stem}_narrow")]
             forms = [form.read_text(encoding="utf-8") for form in files if form.exists()]
             picture, _ = figure(forms, image["alt"], f"{file.stem}-", "")
+            if app.env.docname == app.config.root_doc:
+                picture = explorers.element("fusion_lab", " data-quiet data-compact", picture)
             image.parent.replace_self(nodes.raw("", picture, format="html"))
 
 
@@ -268,6 +292,8 @@ def _make_buttons(app: Sphinx, document: nodes.document, name: str) -> None:
 
 
 def _finish_page(app: Sphinx, name: str, template: str, context: dict, document: Any) -> None:
+    if name == app.config.root_doc or explorers.is_explorers(name):
+        context["theme_secondary_sidebar_items"] = []  # the page has the whole width
     if "body" in context:
         # A fold's name is the words on it: voice control looks for them.
         context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
@@ -289,8 +315,14 @@ def _visit_math_block(self: Any, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
+def _search_otherwise(app: Sphinx) -> None:
+    """Pagefind makes the index (build.py), not Sphinx."""
+    app.builder.search = False  # type: ignore[attr-defined]  # of builders of HTML
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension."""
+    app.connect("builder-inited", _search_otherwise)
     app.add_config_value("contents", {}, "env")
     app.connect("config-inited", _read_contents)
     app.connect("source-read", _read_source)

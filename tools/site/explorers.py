@@ -1,15 +1,20 @@
-"""A Sphinx extension: the pages on which a reader tries something out, without a kernel.
+"""A Sphinx extension: explorers, with which a reader tries something out, without a kernel.
 
-A page is `notebooks/try/NAME.ipynb` in myst.yml's contents; its explorer is NAME.mjs in
-helpers/explorers, and stands behind the page's first paragraph. The notebook's one cell of code is
-for JupyterLab, where it starts the explorer, and for GitHub, which shows its picture: the tag
-`remove-cell` keeps it from the page. The page answers already before any script runs: Node writes
-what the explorer's own module shows first.
+An explorer is NAME.mjs in helpers/explorers. It stands
+
+- on its own page, `notebooks/try/NAME.ipynb` in myst.yml's contents, behind the first paragraph.
+  The notebook's one cell of code is for JupyterLab, where it starts the explorer, and for GitHub,
+  which shows its picture: the tag `remove-cell` keeps it from the page.
+- in a chapter, in the place of a widget that a cell shows (course_pages.py);
+- on the first page, in the place of its picture.
+
+It answers already before any script runs: Node writes what the explorer's own module shows first.
 """
 
 import html
 import json
 import posixpath
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping
@@ -23,7 +28,7 @@ from sphinx.util import logging
 
 import fp8lens
 from helpers.explorers import FOLDER as MODULES
-from helpers.explorers import answer, bits, dump, fusion_lab, scaling, speedup
+from helpers.explorers import answer, bits, dump, fusion_lab, model, models, scaling, speedup
 from tools.site import pyodide
 
 logger = logging.getLogger(__name__)
@@ -35,17 +40,17 @@ STATIC = "explorers"  # below _static
 
 class Explorer(NamedTuple):
     """What a page gives to its explorer. `state`: what that begins with, and keeps in the page's
-    address. `data`: what it needs besides. `answer`: its HTML before any script runs.
+    address. `data`: what it needs besides. `answer`: its HTML of a state, before any script runs.
     """
 
     state: Mapping[str, Any]
     data: Callable[[], Mapping[str, Any]]
-    answer: Callable[[], str]
+    answer: Callable[[Mapping[str, Any]], str]
 
 
 def _explorer(name: str, state: Mapping[str, Any], data: Callable[[], Mapping]) -> Explorer:
     """One whose module Node runs."""
-    return Explorer(state, data, lambda: answer(name, {**data(), **state}))
+    return Explorer(state, data, lambda chosen: answer(name, {**data(), **chosen}))
 
 
 def _of_dump() -> dict[str, Any]:
@@ -53,10 +58,10 @@ def _of_dump() -> dict[str, Any]:
     return {**dump.data(), "lacks": lacks}
 
 
-def _answer_of_lab() -> str:
-    first = fusion_lab.STATE
-    sizes = fusion_lab.SIZES[first["sizes"]]
-    return answer("fusion_lab", {"found": fusion_lab.first_answer(first, sizes, first["release"])})
+def _answer_of_lab(chosen: Mapping[str, Any]) -> str:
+    sizes = fusion_lab.SIZES[chosen["sizes"]]
+    found = fusion_lab.first_answer(chosen, sizes, chosen["release"])
+    return answer("fusion_lab", {"found": found})
 
 
 _WITHOUT_PYTHON = (
@@ -64,9 +69,11 @@ _WITHOUT_PYTHON = (
     "In a terminal, fp8lens dump.txt says the same."
 )
 EXPLORERS = {
+    "fusion_lab": Explorer(fusion_lab.STATE, fusion_lab.data, _answer_of_lab),
+    "models": _explorer("models", models.STATE, models.data),
+    "model": _explorer("model", model.STATE, model.data),
     "dump": _explorer("dump", dump.STATE, _of_dump),
     "bits": _explorer("bits", bits.STATE, bits.data),
-    "fusion_lab": Explorer(fusion_lab.STATE, fusion_lab.data, _answer_of_lab),
     "scaling": _explorer("scaling", scaling.STATE, scaling.data),
     "speedup": _explorer("speedup", speedup.STATE, speedup.data),
 }  # in the order of myst.yml
@@ -77,14 +84,18 @@ def is_explorers(page: str) -> bool:
     return PurePosixPath(page).parent.as_posix() == FOLDER
 
 
-def element(name: str) -> str:
-    """The element into which page.mjs renders an explorer."""
-    explorer = EXPLORERS[name]
-    state = html.escape(json.dumps(dict(explorer.state)))
-    data = html.escape(json.dumps(dict(explorer.data())))
+def element(explorer: str, attributes: str = " data-quiet", shown: str = "", **chosen: Any) -> str:
+    """The element into which page.mjs renders an explorer. `shown`: what it holds before, instead
+    of its answer. `chosen`: what it begins with instead of its own state. With `data-quiet` it
+    leaves the page's address alone.
+    """
+    about = EXPLORERS[explorer]
+    begins = {key: chosen.get(key, value) for key, value in about.state.items()}
+    state = html.escape(json.dumps(begins))
+    data = html.escape(json.dumps(dict(about.data())))
     return (
-        f'<div class="explorer explorer-{name}" data-explorer="{name}" data-state="{state}" '
-        f'data-data="{data}">{explorer.answer()}</div>'
+        f'<div class="explorer explorer-{explorer}" data-explorer="{explorer}"{attributes} '
+        f'data-state="{state}" data-data="{data}">{shown or about.answer(begins)}</div>'
     )
 
 
@@ -92,7 +103,7 @@ def _insert(app: Sphinx, document: nodes.document, page: str) -> None:
     if not is_explorers(page):
         return
     first = next(iter(document.findall(nodes.paragraph)))
-    place = nodes.raw("", element(PurePosixPath(page).name), format="html")
+    place = nodes.raw("", element(PurePosixPath(page).name, ""), format="html")
     first.parent.insert(first.parent.index(first) + 1, place)
 
 
@@ -115,14 +126,13 @@ def _select(app: Sphinx, document: nodes.document, page: str) -> None:
 
 
 def _load(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """Only a page of an explorer loads its files."""
-    if not is_explorers(page):
-        return
-    name = PurePosixPath(page).name
-    for file in ("explorer.css", f"{name}.css"):
-        if (MODULES / file).is_file():
+    """Only a page with an explorer loads its files."""
+    names = set(re.findall(r'data-explorer="(\w+)"', context.get("body", "")))
+    for file in ("explorer.css", *(f"{name}.css" for name in sorted(names))):
+        if names and (MODULES / file).is_file():
             app.add_css_file(f"{STATIC}/{file}")
-    app.add_js_file(f"{STATIC}/page.mjs", type="module")
+    if names:
+        app.add_js_file(f"{STATIC}/page.mjs", type="module")
 
 
 def _finish(app: Sphinx, error: Exception | None) -> None:
@@ -135,6 +145,8 @@ def _finish(app: Sphinx, error: Exception | None) -> None:
         shutil.copyfile(file, static / file.name)
     if f"{FOLDER}/dump" in app.env.found_docs:
         write_python(static)
+    if f"{FOLDER}/models" in app.env.found_docs:
+        shutil.copytree(models.PROGRAMS, static / models.PROGRAMS.name, dirs_exist_ok=True)
     if f"{FOLDER}/fusion_lab" in app.env.found_docs:
         shutil.copyfile(fusion_lab.RECORD, static / fusion_lab.RECORD.name)
 
