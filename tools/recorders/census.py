@@ -1254,6 +1254,7 @@ def tell_of_maxtext(
     options: argparse.Namespace, sizes: Mapping[str, int], parser: argparse.ArgumentParser
 ) -> None:
     """Compile a configuration's decoder, and print fp8lens' report and bill."""
+    warnings.simplefilter("ignore")  # of MaxText's own code
     # MaxText divides the batch by the devices that JAX has.
     jax.config.update("jax_num_cpu_devices", math.prod(sizes.values()))
     try:
