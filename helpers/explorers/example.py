@@ -10,6 +10,7 @@ import re
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ def quantize(x: jax.Array, axis: int | None = None) -> tuple[jax.Array, jax.Arra
     return jnp.clip(x.astype(f32) / scale, -448, 448).astype(e4m3), scale
 
 
-def dequantize(codes: jax.Array, scale: jax.Array, dtype: jnp.dtype = bf16) -> jax.Array:
+def dequantize(codes: jax.Array, scale: jax.Array, dtype: Any = bf16) -> jax.Array:
     """The values that FP8 codes stand for."""
     return codes.astype(dtype) * scale.astype(dtype)
 

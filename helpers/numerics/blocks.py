@@ -2,7 +2,6 @@
 chapters and the measurements on a GPU compare it.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -17,14 +16,23 @@ def blocks(x: Any, rows: int, columns: int) -> Any:
     return x.reshape(x.shape[0] // rows, rows, x.shape[1] // columns, columns)
 
 
-def by_block(
-    a: jax.Array, b: jax.Array, a_scales: jax.Array, b_scales: jax.Array, by: str = "mosaic"
-) -> jax.Array:
+def by_block(a: Any, b: Any, a_scales: Any, b_scales: Any, interpret: Any = None) -> jax.Array:
     """a [M, K] and b [N, K] in E4M3, a_scales [K / 128, M] of pieces of rows, b_scales [N / 128,
-    K / 128] of squares: bf16[M, N]. `by` is the recipe's.
+    K / 128] of squares: bf16[M, N], by the recipe's kernel, compiled for a Hopper or interpreted.
     """
+    return _multiply(a, b, a_scales, b_scales, "interpret" if interpret else "mosaic")
+
+
+def batched(a: Any, b: Any, a_scales: Any, b_scales: Any) -> jax.Array:
+    """The same, by an FP8 matmul of XLA's for each 128 of K."""
+    return _multiply(a, b, a_scales, b_scales, "batched")
+
+
+def dequantized(a: Any, b: Any, a_scales: Any, b_scales: Any) -> jax.Array:
+    """The same, by a matmul in bf16."""
+    return _multiply(a, b, a_scales, b_scales, "dequantized")
+
+
+def _multiply(a: Any, b: Any, a_scales: Any, b_scales: Any, by: str) -> jax.Array:
     of_b = Blocks(b, jnp.repeat(b_scales.T, B, axis=1), squares=True)
     return product(Blocks(a, a_scales), of_b, jnp.bfloat16, by)
-
-
-batched, dequantized = (functools.partial(by_block, by=by) for by in ("batched", "dequantized"))

@@ -297,7 +297,7 @@ CUT = """() => {
 
 def test_no_text_is_cut_at_three_widths(site, browser):
     pages = ["index", "api", "rules/index", *(str(file.with_suffix("")) for file in CHAPTERS)]
-    with opened(browser, site) as page:
+    with opened(browser, f"{site}rules/index.html") as page:
         for name in pages:
             page.goto(f"{site}{name}.html", wait_until="networkidle")
             page.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")

@@ -1,6 +1,7 @@
 """What chapter 14 trains with: the fast model of the tensor core, the recipes, the runs."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from helpers.numerics.tensor_core import tensor_core_dot
 from helpers.training import runs, shakespeare
 from helpers.training.multipliers import Recipe, multiplier
-from tests.helpers.test_blocks import of_chapter_12
+from tests.course.answers import code_cells, needed
 
 from fp8_decoder import delayed, new_state
 from fp8_linear import e4m3, e5m2
@@ -29,9 +30,17 @@ def codes(seed: int, rows: int, k: int, dtype) -> jax.Array:
     return jnp.clip(wide, -largest, largest).astype(dtype).at[0, ::3].set(0)
 
 
+@pytest.fixture(scope="module")
+def chapter() -> dict[str, Any]:
+    """The model as chapter 13 writes it."""
+    space: dict[str, Any] = {}
+    for cell in needed(code_cells("13_scaling_strategies"), {"hopper_dot", "promoted_sums"}):
+        exec(cell, space)
+    return space
+
+
 @pytest.mark.parametrize("formats", [*itertools.product((e4m3, e5m2), repeat=2)])
-def test_the_fast_model_has_the_bits_of_chapter_12s(formats):
-    chapter = of_chapter_12("exponent", "cut", "hopper_sums", "hopper_dot", "promoted_sums")
+def test_the_fast_model_has_the_bits_of_the_chapters(chapter, formats):
     a, b = codes(0, 24, 256, formats[0]), codes(1, 40, 256, formats[1])
     np.testing.assert_array_equal(tensor_core_dot(a, b), chapter["hopper_dot"](a, b))
     promoted = chapter["promoted_sums"](a, b)[-1]

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from helpers.numerics import blocks
 from helpers.numerics.microscaling import BLOCK_FORMATS, to_blocks
 from helpers.numerics.ragged_matmul import ragged_matmul
 from tools.gpu.errors import errors_of_all, is_right
@@ -29,7 +28,6 @@ M, N, K, EXPERTS = 256, 384, 512, 4
 def cases(gpu: Gpu) -> Iterator[Case]:
     """Every kernel as a form."""
     forms = {
-        "by_block": by_block,
         "ragged_matmul": ragged,
         "one_pass": passed,
         "block_pass": in_blocks,
@@ -66,13 +64,6 @@ def judged(got: Any, expected: Any, program: Program | None = None, most: float 
     found = errors_of_all(jax.tree.map(np.asarray, got), expected)
     right = all(is_right(one) or one["relative"] < most for one in found)
     return Ready({"errors": found, "right": right}, compiled=program and program.compiled)
-
-
-def by_block(gpu: Gpu) -> Ready:
-    """Chapter 13's matmul of blocks."""
-    args = normal(M, K), normal(N, K, seed=1), positive(K // 128, M), positive(N // 128, K // 128)
-    program = gpu.compile(blocks.by_block, *args, rehearsed=blocks.batched)
-    return beside(program, blocks.batched, *args)
 
 
 def ragged(gpu: Gpu) -> Ready:

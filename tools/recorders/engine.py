@@ -2,7 +2,7 @@
 
 Training steps are compiled for chips that are not there: TE's own layers by each of its recipes,
 the GPT layer of helpers.models.gpt with TE's product in place of Flax's, and the census's models
-with what MaxText's settings put into them. They go into notebooks/results/engine.json. Chapter 11
+with what MaxText's settings put into them. They go into notebooks/results/engine.json. Reference H
 reads it.
 
 TE asks the GPU what it can do when it is traced. Here it is told what the chip can do that the step
