@@ -166,8 +166,8 @@ function panel(which, formats, change) {
   const table = make("div");
   const stepper = direction => () => change({ by: direction, of: which });
   const element = make(
-    "section",
-    { class: "format", "data-which": which, "aria-label": which === "format" ? "First format" : "Second format" },
+    "div",
+    { role: "group", class: "format", "data-which": which, "aria-label": which === "format" ? "First format" : "Second format" },
     field(which === "format" ? "Format" : "Beside it", chosen),
     result, bits, formula,
     make(
@@ -309,7 +309,7 @@ function line(change) {
   const closer = button(-1, "Zoom in", "+");
   const wider = button(1, "Zoom out", "−");
   const element = make(
-    "section", { class: "line", "aria-label": "The line of numbers" },
+    "div", { role: "group", class: "line", "aria-label": "The line of numbers" },
     make("h2", {}, "On the line of numbers"),
     svg,
     make("div", { class: "controls" }, closer, field("Zoom out", zoom, "beside"), wider),
@@ -430,7 +430,7 @@ function block(formats, change) {
   const scale = make("p", { class: "scale-of-block" });
   const cells = make("ol", { class: "cells" });
   const section = make(
-    "section", { class: "block", "aria-label": "A block with one scale" },
+    "div", { role: "group", class: "block", "aria-label": "A block with one scale" },
     make("h2", {}, `A block of ${BLOCK} with one scale`),
     make(
       "p", {},

@@ -10,7 +10,6 @@ import re
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,7 @@ def quantize(x: jax.Array, axis: int | None = None) -> tuple[jax.Array, jax.Arra
     return jnp.clip(x.astype(f32) / scale, -448, 448).astype(e4m3), scale
 
 
-def dequantize(codes: jax.Array, scale: jax.Array, dtype: Any = bf16) -> jax.Array:
+def dequantize(codes: jax.Array, scale: jax.Array, dtype: jax.typing.DTypeLike = bf16) -> jax.Array:
     """The values that FP8 codes stand for."""
     return codes.astype(dtype) * scale.astype(dtype)
 

@@ -175,7 +175,7 @@ function inks(kernels) {
 }
 
 // What scrolls can be scrolled from a keyboard.
-const region = name => ({ tabindex: "0", role: "region", "aria-label": name });
+const region = name => ({ tabindex: "0", role: "group", "aria-label": name });
 
 function verdictOf(found) {
   const [head, rest] = verdict(found);
@@ -512,12 +512,12 @@ async function render({ model, el }) {
     const shape = installed ? question.sizes : model.get("shapes")[choice.sizes];
     const copy = copying(() => fileOf(found, choice, shape, installed || choice.release), "Copy the code");
     const code = make(
-      "section", { class: "lines", "aria-label": "The code" },
+      "div", { role: "group", class: "lines", "aria-label": "The code" },
       make("div", { class: "head" }, make("h2", {}, "Which kernel does which line"), isCompact ? "" : copy),
       make("div", { class: "scrolls", ...region("The code, line by line") }, codeOf(found, before)),
     );
     if (found.error) return shown.replaceChildren(code);
-    const kernels = make("section", { class: "bytes", "aria-label": "Kernels" }, make("h2", {}, "What each kernel moves"), kernelsOf(found, before));
+    const kernels = make("div", { role: "group", class: "bytes", "aria-label": "Kernels" }, make("h2", {}, "What each kernel moves"), kernelsOf(found, before));
     if (isCompact) return shown.replaceChildren(code, kernels);
     const isOpen = shown.querySelector("details")?.open ?? el.clientWidth >= WIDE;
     const hlo = make(
@@ -527,7 +527,7 @@ async function render({ model, el }) {
     );
     hlo.open = isOpen;
     const reasons = reasonsOf(found, fixOf, savingOf, fix, label, Boolean(installed));
-    const why = make("section", { class: "why", "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasons);
+    const why = make("div", { role: "group", class: "why", "aria-label": "Reasons" }, make("h2", {}, found.reasons.length ? "Why, and the fix" : "Why"), reasons);
     shown.replaceChildren(code, make("div", {}, kernels, why), hlo);
   }
 

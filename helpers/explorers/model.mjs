@@ -142,10 +142,10 @@ function given(model) {
 function shownText({ name, say, text }, copy) {
   const code = name.endsWith(".py") ? coloured(partsOfPython(text)) : [text];
   return make(
-    "section", { class: "text", "aria-label": name },
+    "div", { role: "group", class: "text", "aria-label": name },
     make("div", { class: "head" }, make("h2", {}, name), copy ? copying(() => text, "Copy", { "aria-label": `Copy ${name}` }) : ""),
     make("p", {}, say),
-    make("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": `${name}, its text` }, make("pre", { class: name.endsWith(".py") ? "" : "command" }, code)),
+    make("div", { class: "scrolls", tabindex: "0", role: "group", "aria-label": `${name}, its text` }, make("pre", { class: name.endsWith(".py") ? "" : "command" }, code)),
   );
 }
 

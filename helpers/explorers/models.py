@@ -15,21 +15,21 @@ PROGRAMS = _RESULTS / "programs"
 #: What stands for the values of a row's fields.
 LABELS: Mapping[str, Mapping[str, str]] = {
     "model": {
-        "decoder": "Decoder of 4 layers",
+        "decoder": "Decoder",
         "block": "Decoder block",
         "MLP": "MLP",
         "layer": "One layer",
-        "routed": "Experts with a router",
-        "experts": "MLPs of 8 experts",
-        "ragged": "Experts by ragged_dot",
-        "sharded": "MLP on 4 GPUs",
+        "routed": "Routed experts",
+        "experts": "Batched experts",
+        "ragged": "Ragged experts",
+        "sharded": "MLP, 4 GPUs",
     },
     "of": {"training": "Training step", "forward": "Forward pass"},
     "chip": {"H100": "H100", "B200": "B200"},
     "gemm": {
         "cublaslt": "cuBLASLt",
         "triton": "Triton",
-        "auto": "XLA's default, nothing timed",
+        "auto": "XLA's default",
     },
 }
 _PACKAGES = {

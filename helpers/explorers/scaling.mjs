@@ -257,7 +257,7 @@ function schemesTable({ amaxes, format, chosen }) {
 }
 
 const scrolling = (...children) =>
-  make("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Schemes side by side" }, ...children);
+  make("div", { class: "scrolls", tabindex: "0", role: "group", "aria-label": "Schemes side by side" }, ...children);
 
 /** What stands where no script runs: what happens in all steps, and the schemes beside each other. */
 export function answer(model) {

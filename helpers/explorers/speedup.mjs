@@ -384,7 +384,7 @@ function measurementsOf(caption, heads, list, show, cells) {
 
 /** What may be wider than the page, as where text is large. */
 function scrolling(name, ...children) {
-  return make("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": name }, ...children);
+  return make("div", { class: "scrolls", tabindex: "0", role: "group", "aria-label": name }, ...children);
 }
 
 function measuredPart(given, show) {

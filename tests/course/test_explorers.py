@@ -143,7 +143,6 @@ ANEW = """async attributes => {
     }))
     await import(`${document.querySelector("script[src*='page.mjs']").src}?anew`)
 }"""
-IDS = "[...document.querySelectorAll('.explorer [id]')].map(one => one.id)"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "dump"])
@@ -154,9 +153,8 @@ def test_an_explorer_stands_twice_on_a_page_and_leaves_its_address_alone(site, b
         for control in page.locator(".explorer select").all():
             control.select_option(index=1)
         page.wait_for_timeout(500)  # the address is written after a moment
-        assert page.url.endswith("#place") and not overflows(page)
-        ids = page.evaluate(IDS)
-        assert len(ids) == len({*ids})
+        assert page.url.endswith("#place")
+        accessible(page)  # and no id, nor the name of a landmark, is there twice
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -273,7 +271,7 @@ def test_when_is_fp8_faster_answers_to_the_keyboard(site, browser):
         expect(page.get_by_role("alert")).to_contain_text("must be a whole number from 1")
         box.blur()
         expect(box).to_have_value("12345")
-        row = page.get_by_role("region", name="Times as fast as bf16").locator("tr:has(td)").first
+        row = page.get_by_role("group", name="Times as fast as bf16").locator("tr:has(td)").first
         row.get_by_role("button").press("Enter")
         expect(box).to_have_value("8192")
         expect(page.locator("circle.measured").first).to_be_visible()
@@ -281,7 +279,7 @@ def test_when_is_fp8_faster_answers_to_the_keyboard(site, browser):
 
 TAPS = [
     ("bits", "[data-which=format] [data-bit='1']", None, "384 becomes"),
-    ("bits", "section.line svg", {"x": 5, "y": 100}, " becomes "),
+    ("bits", ".line svg", {"x": 5, "y": 100}, " becomes "),
     ("scaling", "svg", {"x": 100, "y": 100}, "Step "),
     ("speedup", "svg.speedups", {"x": 50, "y": 60}, "memory bandwidth"),
 ]
@@ -485,7 +483,7 @@ def test_a_link_opens_a_program_that_the_site_has(dump):
     read(dump, "gated.txt.gz")
     give(dump, ("own.txt", TEXT.encode()))
     read(dump, "own.txt")
-    dump.wait_for_function("!location.hash.includes('program')")
+    expect(dump).not_to_have_url(re.compile("program="))
 
 
 def test_what_is_read_can_be_cancelled(dump):

@@ -35,7 +35,7 @@ def test_a_link_has_the_rows_that_it_names_in_their_order(site: str, browser: Br
         page.get_by_role("button", name="Peak memory").click()
         page.wait_for_url("**sort=-peak")
         assert names(page) == sorted(wanted, key=wanted.__getitem__, reverse=True)
-        page.get_by_label("Search").fill("qwix full")
+        page.locator(".explorer").get_by_label("Search").fill("qwix full")
         expect(page.locator(".explorer tbody .way")).to_have_count(1)
         page.get_by_role("button", name="fp8_full").press("Enter")
         expect(page.locator(".details")).to_contain_text("not in FP8")

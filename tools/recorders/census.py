@@ -591,6 +591,7 @@ def decoder_of(config: Any, over: Mesh, train: bool) -> Made:
     what its training step takes gradients by, the parameters and what FP8 overwrites with a
     gradient. It imports sympy and tiktoken.
     """
+    from flax.core.spmd import logical_axis_rules
     from flax.nnx import variablelib
     from maxtext.trainers.pre_train.train import loss_fn
     from maxtext.utils.maxtext_utils import get_input_data_sharding, get_shaped_batch
@@ -609,7 +610,7 @@ def decoder_of(config: Any, over: Mesh, train: bool) -> Made:
         return nnx.merge(graph, weights, scales, jax.tree.map(fresh, keys), rest)
 
     def forward(weights, scales, rest, data):
-        with over:
+        with over, logical_axis_rules(config.logical_axis_rules):
             return merged(weights, scales, rest)(
                 data["inputs"],
                 data["inputs_position"],
@@ -618,7 +619,7 @@ def decoder_of(config: Any, over: Mesh, train: bool) -> Made:
             )
 
     def loss(weights, scales, rest, data):
-        with over:
+        with over, logical_axis_rules(config.logical_axis_rules):
             return loss_fn(merged(weights, scales, rest), config, dict(data), None, None)[0]
 
     step = jax.value_and_grad(loss, (0, 1)) if train else forward
@@ -1253,6 +1254,7 @@ def tell_of_maxtext(
     options: argparse.Namespace, sizes: Mapping[str, int], parser: argparse.ArgumentParser
 ) -> None:
     """Compile a configuration's decoder, and print fp8lens' report and bill."""
+    warnings.simplefilter("ignore")  # of MaxText's own code
     # MaxText divides the batch by the devices that JAX has.
     jax.config.update("jax_num_cpu_devices", math.prod(sizes.values()))
     try:
