@@ -19,8 +19,12 @@ def blocks(x: Any, rows: int, columns: int) -> Any:
 def by_block(a: Any, b: Any, a_scales: Any, b_scales: Any, interpret: Any = None) -> jax.Array:
     """a [M, K] and b [N, K] in E4M3, a_scales [K / 128, M] of pieces of rows, b_scales [N / 128,
     K / 128] of squares: bf16[M, N], by the recipe's kernel, compiled for a Hopper or interpreted.
+    Its tiles have 128 rows: rows of zeros are added to fewer.
     """
-    return _multiply(a, b, a_scales, b_scales, "interpret" if interpret else "mosaic")
+    m, by = len(a), "interpret" if interpret else "mosaic"
+    if more := -m % B:
+        a, a_scales = jnp.pad(a, ((0, more), (0, 0))), jnp.pad(a_scales, ((0, 0), (0, more)))
+    return _multiply(a, b, a_scales, b_scales, by)[:m]
 
 
 def batched(a: Any, b: Any, a_scales: Any, b_scales: Any) -> jax.Array:

@@ -75,8 +75,11 @@ def in_blocks(x: jax.Array, squares: bool = False) -> Blocks:
 
 
 def product(a: Blocks, b: Blocks, dtype: Any, by: str) -> jax.Array:
-    """`dtype`[M, N] of a [M, K] and b [N, K]."""
+    """`dtype`[M, N] of a [M, K] and b [N, K]. ValueError where the kernel has no whole tile."""
     if by in BY_HAND:
+        if len(a.codes) % TILE_M or len(b.codes) % TILE_N:
+            sizes = f"not {len(a.codes)} and {len(b.codes)}: pad with zeros"
+            raise ValueError(f"M and N must be multiples of {BLOCK}, {sizes}")
         return _by_kernel(a, b, dtype, by)
     if by == "dequantized":
         wide = [
