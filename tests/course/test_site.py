@@ -226,14 +226,14 @@ def test_everybody_can_read_a_page(site, browser, name, width, scheme):
         assert not found.response["violations"], found.generate_report()
 
 
-# How far down 300 pixels of the first figure or explorer are seen, and whether what stands at the
+# How far down 200 pixels of the first figure or explorer are seen, and whether what stands at the
 # left of the opening table takes more than a line.
 OPENING = """() => {
     const figures = [...document.querySelectorAll("article :is(figure, .explorer)")]
     const box = figures.find(figure => figure.checkVisibility())?.getBoundingClientRect()
     const heads = [...document.querySelectorAll("article table:first-of-type td > p > strong")]
     return {
-        seen: box ? box.top + Math.min(box.height, 300) : "none",
+        seen: box ? box.top + Math.min(box.height, 200) : "none",
         wrapped: heads.some(head => head.getClientRects().length > 1),
     }
 }"""
