@@ -3,7 +3,7 @@ import re
 import pytest
 
 from helpers.figures import plots
-from helpers.figures.grid import BEST, BROKEN, POOR, Cell, counted, grid
+from helpers.figures.grid import BEST, BROKEN, POOR, Cell, counted, grid, table
 from tools.site import sanitize
 
 KINDS = {"fused": BEST, "lost": POOR, "refused": BROKEN, "none": None}
@@ -58,3 +58,9 @@ def test_cells_are_counted_by_kind():
     assert counted([Cell("fused", ""), Cell("lost", ""), Cell("lost", "")], KINDS) == (
         "3 programs: 1 fused, 2 lost"
     )
+
+
+def test_a_table_is_columns_of_text_where_there_is_no_html():
+    shown = table(["name", "in FP8"], [["a layer", Cell("fused", "2/2")], ["b", "-"]], KINDS)
+    assert shown.alt.splitlines() == ["name     in FP8", "a layer  2/2", "b        -"]
+    assert BEST in shown.html and not sanitize.html(shown.html)[1]
