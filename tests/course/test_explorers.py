@@ -81,7 +81,8 @@ def words(text: str | None) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_scripts_a_page_shows_what_its_module_says_first(site, browser, name):
-    answer = explorers.EXPLORERS[name].answer()
+    about = explorers.EXPLORERS[name]
+    answer = about.answer(about.state)
     with browser.new_context(java_script_enabled=False) as context:
         page = context.new_page()
         page.goto(f"{site}notebooks/try/{name}.html")

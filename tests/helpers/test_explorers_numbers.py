@@ -331,7 +331,6 @@ WRONG = [
     ({"code": "x = 1"}, "There is no function"),
     ({"code": "def f(self, x): ..."}, "This is a method"),
     ({"code": "def f(): ..."}, "The function has no arguments"),
-    ({"shapes": ["f64[2]"] * 4}, "Of x, give a type and a shape"),
     ({"shapes": ["bf16[2,x]"] * 4}, "Of x, give a type and a shape"),
     ({"backward": True}, "There is nothing to differentiate"),
 ]

@@ -11,7 +11,6 @@ HERE = Path(__file__).resolve().parent
 PROJECT = tomllib.loads((HERE.parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
 # Where the repository is; the workflow that publishes the site sets the variable.
 REPOSITORY = os.environ.get("REPOSITORY_URL") or PROJECT["project"]["urls"].get("Repository", "")
-LOGO = str(HERE.parent.parent / "img" / "favicon.svg")
 SITE_URL = os.environ.get("SITE_URL", "")  # where the site will stand
 
 language, root_doc = "en", "index"
@@ -57,7 +56,7 @@ html_use_index = html_domain_indices = False
 html_math_renderer = "mathml"
 html_theme_options = {
     "navbar_persistent": [],
-    "logo": {"image_light": LOGO, "image_dark": LOGO, "text": "FP8 matmuls in JAX"},
+    "logo": {"text": "FP8 matmuls in JAX"},
     "article_header_start": ["toggle-primary-sidebar.html", "version.html"],
     "home_page_in_toc": True,
     "max_navbar_depth": 1,  # the rules' pages are reached from their index

@@ -90,7 +90,7 @@ def _read_contents(app: Sphinx, config: Any) -> None:
     contents = yaml.safe_load((source / "myst.yml").read_text(encoding="utf-8"))["project"]
     config.project = config.html_title = config.ogp_site_name = contents["title"]
     config.author = config.copyright = ""
-    config.html_favicon = str(source / "img" / "favicon.svg")
+    config.html_logo = config.html_favicon = str(source / "img" / "favicon.svg")
     config.html_static_path.append(str(source / "img" / "one_call.png"))
     _, *parts = contents["toc"]
     config.contents = {part["title"]: _pages(part["children"], source) for part in parts}
