@@ -141,4 +141,6 @@ def test_an_explorer_answers_to_a_change(site, firefox, name):
     firefox.wait("document.querySelector('.explorer').textContent != before")
     if name == "dump":
         firefox.wait("document.querySelector('.explorer:not([data-busy]) .verdict')")
+    # It writes its state into the address a moment later. Until then no other page is opened.
+    firefox.run("new Promise(written => setTimeout(written, 500))")
     assert not firefox.wrong

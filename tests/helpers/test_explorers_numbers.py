@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fp8lens.hlo.text import parts
 from fp8lens.matmul.kernels import matmul_seconds, quantize_seconds
-from helpers.explorers import FOLDER, answer, bits, dump, model, program, scaling, speedup
+from helpers.explorers import FOLDER, answer, bits, dump, own_model, program, scaling, speedup
 from helpers.explorers.widgets import Bits, Speedup
 from helpers.numerics.microscaling import BLOCK_FORMATS, ROUNDING, dtype_of, to_blocks
 from helpers.numerics.number_formats import code_values, describe
@@ -286,7 +286,7 @@ def mlp(
     return jax.nn.leaky_relu(x @ w.T, slope) * scale
 """
 BROUGHT = (
-    (model.STATE, 1, 1),
+    (own_model.STATE, 1, 1),
     (
         {
             "code": WIDE,
@@ -303,11 +303,11 @@ BROUGHT = (
 
 @pytest.mark.parametrize(("state", "matmuls", "in_fp8"), BROUGHT)
 def test_what_is_given_for_a_function_runs(state, matmuls, in_fp8, tmp_path):
-    given = {**model.data(), **state, "shapes": state["shapes"].split()}
+    given = {**own_model.data(), **state, "shapes": state["shapes"].split()}
     found = ask("model", "module.textsOf(given)", **given)
     assert found["wrong"] == ""
     file, command, test, dumping = (one["text"] for one in found["texts"])
-    assert dumping == f"{model.COMMAND}\n"
+    assert dumping == f"{own_model.COMMAND}\n"
     (tmp_path / "layers.py").write_text(file)
     (tmp_path / "test_layers.py").write_text(test)
     told, tried = (
@@ -338,7 +338,12 @@ WRONG = [
 
 @pytest.mark.parametrize(("change", "said"), WRONG)
 def test_what_cannot_be_brought_is_said(change, said):
-    given = {**model.data(), **model.STATE, "shapes": model.STATE["shapes"].split(), **change}
+    given = {
+        **own_model.data(),
+        **own_model.STATE,
+        "shapes": own_model.STATE["shapes"].split(),
+        **change,
+    }
     assert ask("model", "module.textsOf(given)", **given)["wrong"].startswith(said)
 
 

@@ -28,7 +28,7 @@ from sphinx.util import logging
 
 import fp8lens
 from helpers.explorers import FOLDER as MODULES
-from helpers.explorers import answer, bits, dump, fusion_lab, model, models, scaling, speedup
+from helpers.explorers import answer, bits, dump, fusion_lab, models, own_model, scaling, speedup
 from tools.site import pyodide
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ _WITHOUT_PYTHON = (
 EXPLORERS = {
     "fusion_lab": Explorer(fusion_lab.STATE, fusion_lab.data, _answer_of_lab),
     "models": _explorer("models", models.STATE, models.data),
-    "model": _explorer("model", model.STATE, model.data),
+    "model": _explorer("model", own_model.STATE, own_model.data),
     "dump": _explorer("dump", dump.STATE, _of_dump),
     "bits": _explorer("bits", bits.STATE, bits.data),
     "scaling": _explorer("scaling", scaling.STATE, scaling.data),
