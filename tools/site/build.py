@@ -49,15 +49,13 @@ def _drop_unused(static: Path) -> None:
 # the signatures of the public names.
 _SECTION = re.compile(r'<section id="([^"]+)">\s*(?:<span[^>]*></span>)*\s*<(h\d)')
 _SIGNATURE = re.compile(r'<dt class="sig[^>]* id="([^"]+)">(.*?)</dt>', re.S)
-# Code and outputs count less than prose, and so does all that the changelog says.
-_QUIET = re.compile(r'<(?:div class="(?=highlight|output|cell_output)|section (?=id="changelog"))')
+# Code and outputs count less than prose.
+_QUIET = re.compile(r'<div class="(?=highlight|output|cell_output)')
 
 
 def _to_search(page: str) -> str:
     """Return a page as Pagefind is to read it."""
-    page = _QUIET.sub(
-        lambda found: f"{found[0].replace(' ', ' data-pagefind-weight=0.1 ', 1)}", page
-    )
+    page = _QUIET.sub('<div data-pagefind-weight="0.1" class="', page)
     page = _SECTION.sub(r'<section><\2 id="\1"', page)
     return _SIGNATURE.sub(r'<h4 id="\1">\2</h4>', page)
 
