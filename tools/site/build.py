@@ -8,14 +8,13 @@ Sphinx, MyST or these extensions, as of a link that leads nowhere, fails the bui
 was there then stays.
 """
 
-import asyncio
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from pagefind.index import IndexConfig, PagefindIndex
 from sphinx.cmd.build import main as sphinx_build
 
 HERE = Path(__file__).resolve().parent
@@ -49,6 +48,7 @@ def _drop_unused(static: Path) -> None:
 # the signatures of the public names.
 _SECTION = re.compile(r'<section id="([^"]+)">\s*(?:<span[^>]*></span>)*\s*<(h\d)')
 _SIGNATURE = re.compile(r'<dt class="sig[^>]* id="([^"]+)">(.*?)</dt>', re.S)
+_UNREAD = ".headerlink, .viewcode-link, details .cell_input"
 # Code and outputs count less than prose.
 _QUIET = re.compile(r'<div class="(?=highlight|output|cell_output)')
 
@@ -60,20 +60,22 @@ def _to_search(page: str) -> str:
     return _SIGNATURE.sub(r'<h4 id="\1">\2</h4>', page)
 
 
-async def write_search_index(out: Path) -> None:
-    """Write Pagefind's index of the pages."""
-    config = IndexConfig(
-        root_selector="article",
-        exclude_selectors=[".headerlink", ".viewcode-link", "details .cell_input"],
-        keep_index_url=True,
-        output_path=str(out / "pagefind"),
-    )
-    async with PagefindIndex(config=config) as index:
-        for file in sorted(out.rglob("*.html")):
-            path = file.relative_to(out).as_posix()
-            if not path.startswith(("_", "search", "CHANGELOG")):
-                page = _to_search(file.read_text(encoding="utf-8"))
-                await index.add_html_file(content=page, source_path=path)
+def write_search_index(out: Path, scratch: Path) -> None:
+    """Write Pagefind's index of the pages into `out`, from their copies in `scratch`.
+
+    By Pagefind's command: its Python interface may end before the files are whole (Pagefind 1.5,
+    github.com/Pagefind/pagefind/issues/1271).
+    """
+    for file in out.rglob("*.html"):
+        path = file.relative_to(out)
+        if not path.as_posix().startswith(("_", "search", "CHANGELOG")):
+            copy = scratch / path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(_to_search(file.read_text(encoding="utf-8")), encoding="utf-8")
+    index = ["--site", str(scratch), "--output-path", str(out / "pagefind"), "--keep-index-url"]
+    rules = ["--root-selector", "article", "--exclude-selectors", _UNREAD]
+    command = [sys.executable, "-m", "pagefind", "--quiet", *index, *rules]
+    subprocess.run(command, check=True)
     for file in [*out.glob("pagefind/*-ui.*"), *out.glob("pagefind/*-highlight.js")]:
         file.unlink()  # this site shows what was found by its own search.mjs
 
@@ -89,7 +91,7 @@ def main() -> int:
             print("The site was not built: see the warnings above.", file=sys.stderr)
             return 1
         _drop_unused(new / "_static")
-        asyncio.run(write_search_index(new))
+        write_search_index(new, Path(scratch, "searched"))
         shutil.rmtree(built / "html", ignore_errors=True)
         new.rename(built / "html")
     print(f"The site is built: {built / 'html' / 'index.html'}")
