@@ -6,15 +6,15 @@
 //                                              experts with a router. `release` may be "newest"
 //   find                                       words that a row's way, library or setting must have
 //   sort                                       a key of COLUMNS; with "-" before it the other way round
-//   open                                       the row whose details are shown: its way, model, pass, chip, gemm and release
+//   row                                        the row whose details are shown: its way, model, pass, chip, gemm and release
+//   pages                                      the way to the other explorers' pages; undefined where there are none
 //   labels, ways, texts, rows                  what helpers/explorers/models.py makes of the record
 import { field, fill, input, linkTo, make, redrawn, select } from "./elements.mjs";
 
 const FIELDS = ["way", "model", "of", "chip", "gemm", "release"];
 const LARGEST = ["decoder", "block", "routed"];
 const NUMBERS = ["matmuls", "fp8", "flops", "fp8Flops", "kernels", "bytes", "peak"];
-const DUMP = "dump.html#program="; // from the page
-const REFERENCE = "../../notebooks/11_libraries.html";
+const REFERENCE = "../11_libraries.html"; // from the page of its own
 const NO_GPU = "XLA had no GPU to time on: with its default it took the first Triton kernel that compiles, which is not what a GPU would choose.";
 
 // The rows ------------------------------------------------------------------------------------------------------------
@@ -23,6 +23,7 @@ const NO_GPU = "XLA had no GPU to time on: with its default it took the first Tr
 export function rowsOf(model) {
   const texts = model.get("texts");
   const ways = model.get("ways");
+  const pages = model.get("pages");
   const rows = model.get("rows").map(cells => {
     const [numbers, [forFp8, forFp8Bytes], lost, outside, error, program] = cells.slice(FIELDS.length);
     const row = Object.fromEntries(FIELDS.map((key, place) => [key, texts[cells[place]]]));
@@ -34,7 +35,7 @@ export function rowsOf(model) {
       lost: lost.map(([count, why, fix]) => ({ count, why: texts[why], fix: texts[fix] })),
       outside: outside.map(([count, what]) => ({ count, what: texts[what] })),
       error: error === null ? "" : texts[error],
-      program: program === null ? "" : texts[program],
+      program: program === null || pages === undefined ? "" : `${pages}dump.html#program=${texts[program]}`,
     };
   });
   const byKey = new Map(rows.map(row => [row.key, row]));
@@ -65,7 +66,7 @@ function choicesOf(model, rows) {
 
 /** What is chosen; for what nobody can choose, the first of the choices. */
 function choiceOf(model, choices) {
-  const choice = { find: String(model.get("find") ?? ""), open: String(model.get("open") ?? "") };
+  const choice = { find: String(model.get("find") ?? ""), row: String(model.get("row") ?? "") };
   for (const key of CHOSEN) {
     const value = model.get(key);
     choice[key] = choices[key].some(([one]) => one === value) ? value : choices[key][0][0];
@@ -171,10 +172,10 @@ function nameOf(row, choice, labels) {
 
 /** A row's link to its program in "Read my dump". */
 function readOf(row, text = "Read it") {
-  return row.program ? make("a", { href: DUMP + row.program, "aria-label": `Read the program of ${row.way} in “Read my dump”` }, text) : "";
+  return row.program ? make("a", { href: row.program, "aria-label": `Read the program of ${row.way} in “Read my dump”` }, text) : "";
 }
 
-function detailsOf(row) {
+function detailsOf(row, isOwnPage) {
   const item = (...children) => make("li", {}, ...children);
   const parts = [
     row.setting && make("p", {}, "Set: ", make("code", {}, row.setting)),
@@ -185,13 +186,14 @@ function detailsOf(row) {
     ))),
     row.outside.length && make("p", {}, `Work around matmuls that other kernels do: ${row.outside.map(({ count: n, what }) => `${what}, ${n}`).join("; ")}.`),
     row.forFp8 && make("p", {}, `${count(row.forFp8, "kernel")} ${row.forFp8 === 1 ? "makes or undoes" : "make or undo"} FP8, and ${row.forFp8 === 1 ? "moves" : "move"} ${size(row.forFp8Bytes)}.`),
-    make("p", {}, readOf(row, "Read its program"), row.program ? " with every kernel and reason. " : "", make("a", { href: REFERENCE }, "Chapter 11 explains the settings")),
+    row.program && make("p", {}, readOf(row, "Read its program"), " with every kernel and reason."),
+    isOwnPage && make("p", {}, make("a", { href: REFERENCE }, "Chapter 11 explains the settings")),
   ];
   return parts.filter(Boolean);
 }
 
-/** The table of rows; `turn(key)` is called of a column to sort by, `toggle(row)` of a row to open: without scripts neither. */
-function tableOf(rows, choice, labels, turn = null, toggle = null) {
+/** The table of rows; `isOwnPage`: not in a chapter; `turn(key)` is called of a column to sort by, `toggle(row)` of a row to open: without scripts neither. */
+function tableOf(rows, choice, labels, isOwnPage, turn = null, toggle = null) {
   const head = Object.entries(COLUMNS).map(([key, { title, isDown }]) => {
     const isSorted = key === choice.sort;
     const order = isSorted ? (isDown === choice.isTurned ? "ascending" : "descending") : undefined;
@@ -199,7 +201,7 @@ function tableOf(rows, choice, labels, turn = null, toggle = null) {
     return make("th", { scope: "col", "aria-sort": order }, name);
   });
   const body = rows.flatMap(row => {
-    const isOpen = row.key === choice.open;
+    const isOpen = row.key === choice.row;
     const opens = { type: "button", class: "way", "aria-expanded": String(isOpen), "data-key": row.key, onclick: () => toggle(row) };
     const way = toggle ? make("button", opens, row.way) : make("b", {}, row.way);
     const more = nameOf(row, choice, labels);
@@ -211,7 +213,7 @@ function tableOf(rows, choice, labels, turn = null, toggle = null) {
       make("td", { "data-of": "read" }, readOf(row)),
     );
     if (!isOpen) return [line];
-    return [line, make("tr", { class: "details" }, make("td", { colspan: String(head.length + 1) }, detailsOf(row)))];
+    return [line, make("tr", { class: "details" }, make("td", { colspan: String(head.length + 1) }, detailsOf(row, isOwnPage)))];
   });
   return make(
     "table", {},
@@ -230,7 +232,7 @@ export function answer(model) {
   const chosen = chosenOf(rows, choice);
   return [
     make("div", { class: "answer" }, paragraphs(sentencesOf(chosen, choice))),
-    make("div", { class: "table" }, tableOf(chosen, choice, model.get("labels"))),
+    make("div", { class: "table" }, tableOf(chosen, choice, model.get("labels"), model.get("pages") === "")),
   ];
 }
 
@@ -270,7 +272,7 @@ function render({ model, el }) {
     set({ sort: key === choice.sort && !choice.isTurned ? `-${key}` : key });
   }
   function toggle(row) {
-    set({ open: model.get("open") === row.key ? "" : row.key });
+    set({ row: model.get("row") === row.key ? "" : row.key });
   }
 
   function update() {
@@ -282,12 +284,12 @@ function render({ model, el }) {
     const filter = CHOSEN.map(key => choice[key]).join() + choice.find;
     if (filter !== of) shown = PART;
     of = filter;
-    const at = chosen.findIndex(row => row.key === choice.open);
+    const at = chosen.findIndex(row => row.key === choice.row);
     if (at >= shown) shown = at + PART;
     told.replaceChildren(...paragraphs(sentencesOf(chosen, choice)));
     const focused = el.contains(document.activeElement) ? document.activeElement : null;
     const [key, title] = [focused?.dataset.key, focused?.closest("thead") && focused.textContent];
-    table.replaceChildren(tableOf(chosen.slice(0, shown), choice, labels, turn, toggle));
+    table.replaceChildren(tableOf(chosen.slice(0, shown), choice, labels, model.get("pages") === "", turn, toggle));
     // The table is made anew: what had the focus has it again.
     const buttons = [...table.querySelectorAll("button")];
     buttons.find(one => (key ? one.dataset.key === key : title && one.textContent === title))?.focus({ preventScroll: true });

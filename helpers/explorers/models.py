@@ -55,7 +55,7 @@ STATE: Mapping[str, Any] = {
     "release": "newest",
     "find": "",
     "sort": "share",
-    "open": "",
+    "row": "",
 }
 
 

@@ -39,13 +39,13 @@ def test_a_link_has_the_rows_that_it_names_in_their_order(site: str, browser: Br
         expect(page.locator(".explorer tbody .way")).to_have_count(1)
         page.get_by_role("button", name="fp8_full").press("Enter")
         expect(page.locator(".details")).to_contain_text("not in FP8")
-        page.wait_for_url("**open=MaxText*")
+        page.wait_for_url("**row=MaxText*")
         page.reload()
         expect(page.locator(".details")).to_contain_text("not in FP8")
 
 
 def test_a_link_that_nobody_wrote_breaks_nothing(site: str, browser: Browser):
-    state = "#library=toString&model=1&release=0&sort=-gone&open=x"
+    state = "#library=toString&model=1&release=0&sort=-gone&row=x"
     with explorer(browser, site, EXPLORER, state) as page:
         kept = {**of_kept("decoder"), **of_kept("block"), **of_kept("routed")}
         good = [way for way, row in kept.items() if row.get("fp8")]

@@ -37,6 +37,13 @@ def test_chapter_is_true(problems, name):
     assert not problems[name], "\n\n".join(problems[name])
 
 
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("try/*.ipynb")), ids=lambda path: path.stem)
+def test_the_cell_of_an_explorers_page_runs(path):
+    """Its stored output is a picture, which no run makes."""
+    (cell,) = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+    exec(cell.source, {})
+
+
 def test_every_pair_is_in_the_contents():
     halves = {path.stem for path in NOTEBOOKS.glob("*.ipynb")}
     halves |= {path.stem for path in NOTEBOOKS.glob("[0-9A-Z]*_*.md")}

@@ -87,15 +87,16 @@ def is_explorers(page: str) -> bool:
 def element(explorer: str, attributes: str = " data-quiet", shown: str = "", **chosen: Any) -> str:
     """The element into which page.mjs renders an explorer. `shown`: what it holds before, instead
     of its answer. `chosen`: what it begins with instead of its own state. With `data-quiet` it
-    leaves the page's address alone.
+    leaves the page's address alone. `pages`, which it also gets, leads to the explorers' pages.
     """
     about = EXPLORERS[explorer]
     begins = {key: chosen.get(key, value) for key, value in about.state.items()}
+    pages = {"pages": "try/" if attributes else ""}
     state = html.escape(json.dumps(begins))
-    data = html.escape(json.dumps(dict(about.data())))
+    data = html.escape(json.dumps({**about.data(), **pages}))
     return (
         f'<div class="explorer explorer-{explorer}" data-explorer="{explorer}"{attributes} '
-        f'data-state="{state}" data-data="{data}">{shown or about.answer(begins)}</div>'
+        f'data-state="{state}" data-data="{data}">{shown or about.answer(begins | pages)}</div>'
     )
 
 
