@@ -218,7 +218,7 @@ function tableOf(rows, choice, labels, isOwnPage, turn = null, toggle = null) {
   return make(
     "table", {},
     make("caption", { class: "unseen" }, "What each program becomes"),
-    make("thead", {}, make("tr", {}, head, make("th", { scope: "col" }, "Program"))),
+    make("thead", {}, make("tr", {}, head, make("th", { scope: "col" }, rows.some(row => row.program) ? "Program" : ""))),
     make("tbody", {}, body),
   );
 }
