@@ -1,8 +1,5 @@
-"""The attached GPU: does it compile the program that is compiled without it, and how long does a
-call take on it?
-"""
+"""The attached GPU: how long does a call take on it?"""
 
-import dataclasses
 import math
 import random
 import time
@@ -12,11 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fp8lens.compile.api import aot_compile
 from fp8lens.compile.process import gpu_available
-from fp8lens.matmul.kernels import kernels
-from fp8lens.matmul.rows import gemm_config
-from fp8lens.targets import TARGETS
 
 
 class NoClock(RuntimeError):
@@ -147,37 +140,3 @@ def device_times(
 def _timing(seconds: Sequence[float], no_clock: str) -> Timing:
     low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75))
     return Timing(middle, low, high, no_clock)
-
-
-def kernel_lines(x: Any) -> tuple[str, ...]:
-    """A line for each kernel of a program, without names: those may differ between two compiles of
-    one program.
-    """
-    lines = []
-    for kernel in kernels(x):
-        line = f"{kernel.kind} -> {kernel.result}"
-        if kernel.kind.startswith("__cublas$lt$matmul"):
-            config = gemm_config(kernel.instruction)
-            line += f" epilogue={config['epilogue']} amax={config['damax_output']}"
-            line += f" beta={config['beta']:g}"
-        lines.append(line)
-    return tuple(lines)
-
-
-def compare_with_local(fn: Callable, *args: Any, gemm: str = "cublaslt") -> str:
-    """Compile `fn(*args)` for the attached GPU's model without using it, and on it: whether both
-    have the same kernels, in the same order, and a line for each.
-
-    Raises `fp8lens.targets.UnknownTarget` (a KeyError) where no GPU is attached, or one whose model
-    is not recorded.
-    """
-    local = TARGETS["local"]
-    # Any name but "local" is a compile without the GPU.
-    chip = dataclasses.replace(local, name=local.device)
-    without, own = (
-        kernel_lines(aot_compile(fn, *args, target=target, gemm=gemm)) for target in (chip, "local")
-    )
-    if without == own:
-        return "\n  ".join([f"{local.device} compiles the same kernels:", *own])
-    lines = [f"without it: {line}" for line in without] + [f"its own:    {line}" for line in own]
-    return "\n  ".join([f"{local.device} compiles other kernels:", *lines])

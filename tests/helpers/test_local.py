@@ -1,4 +1,4 @@
-"""The attached GPU, where there is one: whether two compiles agree, and how calls are timed."""
+"""The attached GPU, where there is one: how calls are timed."""
 
 import itertools
 import sys
@@ -10,37 +10,9 @@ import pytest
 from fp8lens.targets import attached_gpu
 from helpers import aot_compile
 from helpers.records import local
-from helpers.records.local import compare_with_local, device_times, kernel_lines
+from helpers.records.local import device_times
 
-M, N, K = 64, 128, 256
 with_gpu = pytest.mark.skipif(attached_gpu() is None, reason="no GPU is attached")
-without_gpu = pytest.mark.skipif(attached_gpu() is not None, reason="a GPU is attached")
-
-
-def shape(*dims):
-    return jax.ShapeDtypeStruct(dims, jnp.float8_e4m3fn)
-
-
-def to_f32(a, b):
-    return jax.lax.dot(a, b.T, preferred_element_type=jnp.float32)
-
-
-def test_a_line_says_what_a_kernel_is():
-    args = shape(M, K), shape(N, K)
-    one, same = (kernel_lines(aot_compile(to_f32, *args, target=t)) for t in ("H100", "H200"))
-    assert one == same
-    assert one == ("__cublas$lt$matmul$f8 -> f32[64,128] epilogue=DEFAULT amax=False beta=0",)
-
-
-@without_gpu
-def test_compare_with_local_needs_a_gpu():
-    with pytest.raises(KeyError, match="needs an NVIDIA GPU"):
-        compare_with_local(to_f32, shape(M, K), shape(N, K))
-
-
-@with_gpu
-def test_the_attached_gpu_agrees():
-    assert "the same kernels" in compare_with_local(to_f32, shape(M, K), shape(N, K))
 
 
 class Cupti:
@@ -134,6 +106,6 @@ def test_this_jax_has_the_binding():
 @with_gpu
 def test_a_gpu_has_a_clock_of_its_own():
     a, b = jnp.ones((2048, 2048), jnp.float8_e4m3fn), jnp.ones((2048, 2048), jnp.float8_e4m3fn)
-    compiled = aot_compile(to_f32, a, b, target="local")
+    compiled = aot_compile(jax.lax.dot, a, b, target="local")
     (timing,) = device_times({"dot": lambda: compiled(a, b)}).values()
     assert timing.seconds > 0 and not timing.no_clock
