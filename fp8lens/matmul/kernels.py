@@ -143,6 +143,8 @@ def _moved_alone(i: Instruction) -> int:
     if put:
         return 2 * put.shape.nbytes
     read = [i.computation[name].shape.nbytes for name in i.operands]
+    if i.operands[:1] == i.operands[1:2]:  # an array that multiplies itself is read once
+        read = read[1:]
     if opcode in _TAKES and read:
         read[0] = min(read[0], written)
     return sum(read) + written

@@ -3,9 +3,10 @@ and who runs it.
 """
 
 import dataclasses
+import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fp8lens.formats import is_fp8, is_narrow
@@ -715,16 +716,30 @@ def sums(module: HloModule) -> dict[Instruction, Sum]:
     for i in module:
         if not _adds_up(i):
             continue
-        made: Instruction = i
-        spans: tuple[Span, ...] = ()
-        for _ in range(_FAR):
-            before, spans = _behind(made, spans)
-            if before is None:
-                break
-            made = before
-        if made not in found or _size(found[made].spans) < _size(spans):
-            found[made] = Sum(i, spans)
+        for made, spans in _added_up(i):
+            if made not in found or _size(found[made].spans) < _size(spans):
+                found[made] = Sum(i, spans)
     return found
+
+
+def _added_up(total: Instruction) -> Iterator[tuple[Instruction, tuple[Span, ...]]]:
+    """What a sum adds up, and along which spans of that. If it is a multiplication and no matmul,
+    as of a product by a scale, also the multiplications behind its factors.
+    """
+    todo: list[tuple[Instruction, tuple[Span, ...]]] = [(total, ())]
+    is_factor = False
+    for at, spans in itertools.islice(todo, _FAR):
+        if is_factor and _adds_up(at):
+            continue  # another sum, which is asked about itself
+        before, behind = _behind(at, spans)
+        if before is not None:
+            todo.append((before, behind))
+            continue
+        if not is_factor or at.opcode == "multiply":
+            yield at, spans
+        is_factor = True
+        if at.opcode == "multiply" and _product(at, Sum(total, spans)) is None:
+            todo += [(operand(at, n), spans) for n in (0, 1)]
 
 
 def _adds_up(i: Instruction) -> bool:

@@ -280,7 +280,7 @@ def _runs(computations: dict[str, Lines], name: str, times: int) -> Iterator[tup
 
 def _traffic(line: Line, lines: Lines, computations: dict[str, Lines]) -> int:
     """The bytes that a kernel reads and writes: each operand and each result once, whole, but for a
-    library's scratch space; of what it only cuts out of an operand, or puts into one, no more than
+    library's scratch space, and once what is both factors of a product; of what it only cuts out of an operand, or puts into one, no more than
     that.
     """
     read = [_nbytes(lines[operand].type) for operand in line.operands]
@@ -300,7 +300,8 @@ def _traffic(line: Line, lines: Lines, computations: dict[str, Lines]) -> int:
     called = re.search(r"calls=%([\w.\-]+)", line.rest)
     if opcode == "fusion" and called:
         return _traffic_of_fusion(read, computations[called[1]])
-    return sum(read) + _nbytes(written)
+    is_square = len(line.operands) > 1 and line.operands[0] == line.operands[1]
+    return sum(read[is_square:]) + _nbytes(written)
 
 
 def _traffic_of_fusion(read: list[int], body: Lines) -> int:

@@ -102,6 +102,26 @@ ROWS = [
         "cublasLt f8e4m3fn 2 128 128 128",
     ),
     (lambda a, b: (3 * a[:, None] * b[None]).sum(-1), BF16, {}, "kernel bf16 1 64 128 256"),
+    (lambda a, b: (a[:, None] * b[None] * 3).sum(-1), BF16, {}, "kernel bf16 1 64 128 256"),
+    (
+        lambda a, b, s: (a[:, None] * b[None] * s[:, None, None]).sum(-1),
+        f"{BF16} bf16[64]",
+        {},
+        "kernel bf16 1 64 128 256",
+    ),
+    (
+        lambda a, b, mask: (a[:, None] * b[None] * mask).sum(-1),
+        f"{BF16} bf16[256]",
+        {},
+        "kernel bf16 1 64 128 256",
+    ),
+    # The gradient of a product with a number for each element: its own sum is no longer one.
+    (
+        lambda a, b, g: ((a[:, None] * b[None]).sum(-1) * g).sum(-1),
+        f"{BF16} bf16[64,128]",
+        {},
+        "kernel bf16 1 64 128 256",
+    ),
     # Elementwise work.
     (product, "bf16[64,1] bf16[1,128]", {}, None),
     (einsum("bk,bk->bk"), "bf16[64,256] bf16[64,256]", {}, None),
