@@ -18,7 +18,7 @@ import yaml
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from fp8lens import inspect, parse_hlo_module
+from fp8lens import inspect
 from fp8lens.hlo.text import size
 from helpers.explorers import dump as dump_data
 from helpers.explorers import esm, fusion_lab
@@ -110,26 +110,6 @@ def test_everybody_can_use_it(site, browser, name, width, scheme):
             page.add_style_tag(content="html { font-size: 200% !important }")
             page.evaluate(DRAWN)
             assert not overflows(page), "with large text"
-
-
-# Of each list, what has no room in its box. Before its arrow a browser leaves some pixels.
-CUT = """() => [...document.querySelectorAll(".explorer select")].flatMap(select => {
-    const style = getComputedStyle(select), pen = document.createElement("canvas").getContext("2d")
-    pen.font = style.font
-    const padding = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight)
-    const room = select.clientWidth - padding - 18
-    const texts = [...select.options].map(option => option.text)
-    return select.checkVisibility() ? texts.filter(text => pen.measureText(text).width > room) : []
-})"""
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_list_cuts_its_texts(site, browser, name):
-    with explorer(browser, site, name) as page:
-        for width in (1920, 1366, 390):
-            see(page, width, "light")
-            page.evaluate(DRAWN)
-            assert page.evaluate(CUT) == [], width
 
 
 # In the place of the page's explorer it stands anew, in boxes of two sizes, with these attributes.
@@ -379,16 +359,6 @@ def test_a_name_leads_to_its_line_and_back_returns(dump):
     expect(here).to_contain_text("%bias.1")
 
 
-def test_a_link_leads_to_the_place_once_the_dump_is_given(dump, site, browser):
-    state = "#view=hlo&find=f8e4m3fn&at=main.5%2Fcublas-gemm.4"
-    with explorer(browser, site, "dump", state, width=390, has_touch=True) as page:
-        page.get_by_text("This link leads to a place in a dump.").wait_for()
-        page.get_by_role("button", name="Open the example").tap()
-        expect(page.locator(".here")).to_contain_text("%cublas-gemm.4")
-        lines = sum("f8e4m3fn" in str(i) for i in parse_hlo_module(TEXT))
-        expect(page.locator(".found p")).to_have_text(f"{lines} lines")
-
-
 def test_files_and_text_are_read_and_what_is_no_dump_is_refused(dump, tmp_path):
     # As `cat` joins two, and gzipped again.
     members = [gzip.compress(half.encode()) for half in (TEXT[:5000], TEXT[5000:])]
@@ -514,9 +484,3 @@ def test_markup_in_a_dump_stays_text(dump):
     dump.locator(".here .own").press("Enter")
     expect(dump.locator(".about")).to_contain_text(MARKUP)
     assert dump.evaluate(DANGEROUS) == [] and dump.evaluate("attack.ran") is None
-
-
-def test_where_python_cannot_run_the_page_names_the_command(site, browser):
-    with explorer(browser, site, "dump", script="delete window.WebAssembly") as page:
-        page.get_by_text("In a terminal, fp8lens dump.txt says the same.").first.wait_for()
-        assert page.locator(".stored .verdict").is_visible()

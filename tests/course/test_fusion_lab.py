@@ -98,19 +98,6 @@ def test_a_fix_is_a_click_away_and_shows_the_reason_behind_it(page):
     expect_answer(page, {})
 
 
-def test_a_phone_shows_the_answer_under_what_was_pressed(address, browser):
-    with opened(browser, address, 390, has_touch=True, is_mobile=True) as page:
-        shown(page)
-        page.set_viewport_size({"width": 390, "height": 664})
-        page.get_by_role("button", name="A float32 bias").tap()
-        expect_answer(page, lab.TRIES["A float32 bias"])
-        tries = page.locator(".tries").bounding_box()
-        for selector in (".told .verdict", ".told .main-reason"):
-            box = page.locator(selector).bounding_box()
-            assert tries["y"] < box["y"], selector
-            assert box["y"] + box["height"] < 664, selector
-
-
 def test_a_keyboard_is_enough(page):
     page.locator("select[name=bias]").focus()
     page.keyboard.press("ArrowDown")
@@ -195,16 +182,6 @@ def test_the_compact_form_shows_two_programs(address, browser):
             code = lab.program(choice).code.splitlines()
             assert small.locator(".code code").all_text_contents() == code
         assert not overflows(page) and not page.locator("select").count()
-
-
-def test_without_the_record_the_stored_answer_stays(address, browser):
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.route("**/fusion_lab.json.gz", lambda route: route.fulfill(status=500))
-        page.goto(address)
-        explorer = page.locator(".explorer")
-        expect(explorer).to_contain_text("fusion_lab.json.gz could not be loaded (500).")
-        expect(explorer).to_contain_text(": ".join(verdict(lab.outcome(lab.STATE))))
 
 
 # The record ---------------------------------------------------------------------------------------

@@ -44,15 +44,6 @@ def test_a_link_has_the_rows_that_it_names_in_their_order(site: str, browser: Br
         expect(page.locator(".details")).to_contain_text("not in FP8")
 
 
-def test_a_link_that_nobody_wrote_breaks_nothing(site: str, browser: Browser):
-    state = "#library=toString&model=1&release=0&sort=-gone&open=x"
-    with explorer(browser, site, EXPLORER, state) as page:
-        kept = {**of_kept("decoder"), **of_kept("block"), **of_kept("routed")}
-        good = [way for way, row in kept.items() if row.get("fp8")]
-        said = f"{len(good)} of {len(kept)} programs have matmuls in FP8."
-        expect(page.locator(".explorer .answer")).to_contain_text(said)
-
-
 def test_the_stored_programs_are_their_rows():
     kept = {}
     for name, row in ROWS.items():

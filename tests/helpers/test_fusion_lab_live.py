@@ -50,15 +50,6 @@ def test_what_is_compiled_while_a_reader_waits_is_what_is_recorded(choice):
     assert made == lab.outcome(choice)
 
 
-def test_a_question_is_answered(monkeypatch):
-    asked = question(bias="f32")
-    (told,) = answered(widgets.FusionLab(), monkeypatch, asked)
-    assert told["asked"] == asked and "wrong" not in told
-    found = told["found"]
-    assert found.pop("code") == lab.program(asked["choice"], SIZES).code.splitlines()
-    assert found == lab.outcome({**lab.STATE, "bias": "f32"})
-
-
 def test_sizes_and_chips_that_are_not_recorded_are_answered(monkeypatch):
     cut = question((100, 64, 32), chip="L40S", amax="no", bias="none", activation="none")
     triton = question((64, 64, 64), chip="H200", library="triton")

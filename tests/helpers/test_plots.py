@@ -76,27 +76,6 @@ def test_svg_is_a_part_of_a_page(name, form):
     assert not ground, "the ground is the page's own"
 
 
-def test_panels_of_one_height_stand_beside_each_other_in_the_wide_form():
-    def made(ratios):
-        figure = plots.Picture(figsize=(4.5, 6), layout="constrained")
-        for axes in figure.subplots(2, sharex=True, height_ratios=ratios):
-            axes.plot([1, 2])
-        axes.set_xlabel("steps")
-        root = ElementTree.fromstring(figure._repr_mimebundle_()[0]["image/svg+xml"])
-        labels = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-        return float(root.get("height")) / 96, labels.count("steps")
-
-    assert made((1, 1)) == (pytest.approx(3.6, 0.01), 2)
-    assert made((2, 1)) == (6, 1)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "ratio"), [("black", "white", 21), ("white", "white", 1), ("#767676", "white", 4.54)]
-)
-def test_contrast_is_wcags(a, b, ratio):
-    assert plots.contrast(a, b) == plots.contrast(b, a) == pytest.approx(ratio, abs=0.01)
-
-
 @pytest.mark.parametrize("name", FIGURES)
 def test_everybody_can_read_what_stands_on_a_colour(name):
     figure = FIGURES[name]()
@@ -113,15 +92,6 @@ def test_everybody_can_read_what_stands_on_a_colour(name):
         else:
             paper = text.get_bbox_patch() or patches[under[-1]]
             assert plots.contrast(text.get_color(), paper.get_facecolor()) >= 4.5, text
-
-
-def test_code_map_writes_every_code_without_a_sign_in_its_place():
-    axes = plots.plot_codes("float8_e4m3fn").axes[0]
-    texts = [t.get_text() for t in axes.texts]
-    assert len(texts) == 128
-    assert (texts[0x00], texts[0x7E], texts[0x7F], texts[0x38]) == ("0", "448", "NaN", "1")
-    assert [t.get_text() for t in axes.get_yticklabels()][:3] == ["0x00", "0x04", "0x08"]
-    assert "+ 0x80: the same, negative" in axes.get_xlabel()
 
 
 def test_bytes_are_rows_in_launch_order_each_from_where_the_one_before_ends():

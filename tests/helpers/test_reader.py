@@ -115,16 +115,6 @@ def test_what_is_no_dump_of_a_gpus_program_is_refused_in_a_sentence():
     assert Reader().choose("{}") == "null"
 
 
-def test_a_damaged_file_beside_a_dump_is_named_and_left_out():
-    reader, stage = Reader(), "module_0001.jit_block.before_optimizations.txt"
-    name = "module_0001.jit_block.sm_9.0a_gpu_after_optimizations.txt"
-    reader.lay(stage, b"")
-    answer = json.loads(reader.read(name, TEXT.encode()))["answer"]
-    assert answer.startswith("FP8: 2 of 4") and answer.endswith(
-        f"{stage} is empty: it was left out."
-    )
-
-
 def zipped(**files: bytes) -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
