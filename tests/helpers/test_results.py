@@ -1,12 +1,10 @@
 """Results recorded on GPUs: those in notebooks/results are possible, and bad files are refused."""
 
-import dataclasses
 import gzip
 import json
 import re
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -137,10 +135,8 @@ def test_a_forms_lines_are_one_row():
         return rows_of([*lines, *more])["speed", "8192: main", "FP8"]
 
     assert (row()["wall_seconds"], row()["looks"], row()["device_seconds"]) == (2.0, 3, None)
-    assert row(line(device(1.5, 2)))["device_seconds"] == 1.5
     # A clock that saw one of two kernels has not seen the whole.
     assert row(line(device(1.5, 1)))["no_clock"].startswith("CUPTI saw 1 of 2")
-    assert row(line({"device": {"no_clock": "CUPTI: no"}}))["no_clock"] == "CUPTI: no"
     # A later run counts, unless it has failed.
     assert row(line(wall(9.0), run=1))["wall_seconds"] == 9.0
     assert row(line({"error": "no"}, run=1))["wall_seconds"] == 2.0
@@ -167,19 +163,12 @@ def test_what_is_recorded_is_loaded_with_its_source(tmp_path, monkeypatch):
         write(tmp_path / name, [run, line(wall(1.0))])
     first, second = load("speed", tmp_path)
     assert second.cases["8192: main"]["FP8"]["wall_seconds"] == 1.0
-    facts = "NVIDIA H200", "driver 580.1", "CUDA 13.0", "cuBLAS 13.1.0", "JAX 0.12.0", "0123456"
-    assert all(fact in second.source for fact in (*facts, "`make gpu`"))
+    assert "NVIDIA H200" in second.source and "driver 580.1" in second.source
     assert (first.chip, second.chip) == (TARGETS["H100"], TARGETS["H200"])
-    runs = tuple(provenance(**run) for run in ({"commit": "1" * 40}, {"changed": True}))
-    mixed = Record("speed", runs, {}).source
-    assert "0123456 with changes; some cases with driver 580.1" in mixed and "1111111" in mixed
-    assert load("train", tmp_path) == ()
     rehearsal = Record("speed", (provenance(rehearsal=True),), {})
     assert "REHEARSAL" in rehearsal.source and rehearsal.chip is None
     monkeypatch.setenv("FP8_RESULTS", str(tmp_path))
     assert len(load("speed", "elsewhere")) == 2
-    with pytest.raises(ValueError, match="parts are speed, agreement"):
-        load("agreements")
     write(tmp_path / "h100", [run]).write_text("{\n")
     with pytest.raises(ValueError, match=r"measured.jsonl, line 1"):
         load("speed", tmp_path)
@@ -213,7 +202,6 @@ def test_a_step_whose_loss_jumps_has_not_trained(tmp_path, monkeypatch):
         "AdamW": False,
         "bf16, cudnn": True,
     }
-    assert timed["AdamW"] == ladder.Timed(0.5, 1500, 690.0, [2.0, 30.0, 1.9])
 
 
 # Goals --------------------------------------------------------------------------------------------
@@ -241,7 +229,6 @@ def test_a_goal_is_reached_or_missed_on_its_chip_by_its_own_clock():
 
 # Published ----------------------------------------------------------------------------------------
 
-CHAPTER = FOLDER.parent / "12_performance.md"
 SANE = 0.8  # of the dense peak: what claims more needs a remark that says why to believe it
 
 
@@ -255,33 +242,29 @@ def numbers(text: str) -> set[float]:
 )
 def test_each_published_number_is_in_its_quotes_and_can_be(one):
     said = [numbers(quote) for quote in one.quotes]
-    values = {row.value for row in one.rows}
     for row in one.rows:
         figures = {row.value, row.over} - {None}
         shape = set(row.shape or ())
         assert figures | shape <= set().union(*said), row
-        # Where a quote is a table's line, a shape and its figure, this row's are in one quote too.
-        lines = [found for found in said if shape and shape < found and found & values]
-        assert not lines or any(row.value in found for found in lines), row
         assert one.share(row) <= (1 if one.remark else SANE), row
 
 
 def test_the_sources_of_what_others_published_stand_in_the_chapter():
-    found = load_published(FOLDER)
-    chapter = CHAPTER.read_text()
-    assert len({one.name for one in found}) == len(found) > 8
-    for one in found:
-        assert one.url in chapter, f"{one.name} is in no reference"
+    of_many_gpus = [url for one in load_scale(FOLDER) for url in (one.url, *one.beside)]
+    urls = {
+        "12_performance.md": [one.url for one in load_published(FOLDER)],
+        "16_many_gpus.md": of_many_gpus,
+    }
+    for name, wanted in urls.items():
+        chapter = (FOLDER.parent / name).read_text()
+        assert [url for url in wanted if url not in chapter] == []
+
+
+def test_no_published_kernel_is_faster_than_its_roofline():
+    for one in load_published(FOLDER):
         for row in one.rows:
-            if one.chip and row.shape and row.seconds:  # no kernel is faster than its roofline
+            if one.chip and row.shape and row.seconds:
                 assert 0.2 < row.estimate(TARGETS[one.chip]) / row.seconds < 1, (one.name, row)
-
-
-def test_the_sources_of_what_others_published_of_many_gpus_stand_in_their_chapter():
-    chapter = (FOLDER.parent / "16_many_gpus.md").read_text()
-    for one in load_scale(FOLDER):
-        for url in (one.url, *one.beside):
-            assert url in chapter, f"{one.name} is in no reference"
 
 
 def test_a_figure_says_how_long_it_took_how_much_faster_that_is_and_what_the_roofline_says():
@@ -293,14 +276,7 @@ def test_a_figure_says_how_long_it_took_how_much_faster_that_is_and_what_the_roo
     alone = Figure("FP8", 2.0, "ms", (8192, 8192, 8192)).estimate(chip)
     assert alone == pytest.approx(2 * 8192**3 / chip.peak_flops["f8e4m3fn"])
     assert by_time.estimate(chip) - alone == pytest.approx(3 * 8192**2 / chip.memory_bandwidth)
-    by_tensor = Figure("FP8", 2.0, "ms", (8192, 8192, 8192), quantized="A", per="tensor")
-    assert (by_tensor.bytes_moved, dataclasses.replace(by_tensor, known=True).bytes_moved) == (5, 3)
-    rest = Figure("a training run", 1.25, "times bf16")
-    assert (rest.speedup, rest.seconds, rest.flops, rest.dtype) == (1.25, None, 0, None)
-    assert (
-        Figure("bf16, forward", 1, "ms").dtype == "bf16"
-        and Figure("FP8", 9.0, "tokens/s").speedup is None
-    )
+    assert Figure("a training run", 1.25, "times bf16").speedup == 1.25
 
 
 # A training's tensors -----------------------------------------------------------------------------
@@ -312,10 +288,6 @@ def test_a_training_is_read_as_it_was_written(tmp_path):
     assert set(recorded.amaxes) == set(recorded.tensors) == set("xwg") and steps >= 500
     assert all(len(trace) == steps for trace in recorded.amaxes.values())
     assert np.mean(recorded.losses[-50:]) < 0.6 * recorded.losses[0]
-    (tokens, k), (n, k_of_w), of_g = (recorded.tensors[name].shape for name in "xwg")
-    assert k_of_w == k and of_g == (tokens, n)
-    for tensor in recorded.tensors.values():
-        assert tensor.dtype == jnp.bfloat16 and np.isfinite(tensor.astype(np.float32)).all()
     text = (FOLDER / "tensors.json").read_text()
     (tmp_path / "tensors.json").write_text(text.replace('"parameters": 5', '"parameters": 6'))
     with pytest.raises(ValueError, match="not as it was recorded: `make tensors`"):
