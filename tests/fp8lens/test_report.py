@@ -123,12 +123,6 @@ def layer(a, b, x, y):
     return scaled_dot(a, b, x, y)
 
 
-def test_the_source_is_the_line_outside_of_the_package():
-    row, line = only(layer, *OPERANDS), layer.__code__.co_firstlineno + 1
-    assert row.source == f"tests/fp8lens/test_report.py:{line}"
-    assert row.instruction.frames[0][0].endswith("recipes.py")
-
-
 # What stayed outside ------------------------------------------------------------------------------
 
 
@@ -168,7 +162,6 @@ def test_text_and_html_show_every_column_and_what_is_outside():
     assert page.count("<tr") == 6 and str(Path(__file__).parent) not in page + text
     named = report_gemms(aot_compile(both, *BOTH).as_text().replace("jit(both)", "jit(<b>)"))
     assert "<b>" not in named._repr_html_()
-    assert "<p>0 matm" in report_gemms(lambda a: a.astype(f32), A)._repr_html_()
 
 
 def foreign(target, lhs="f8e5m2[512,64]", rhs="f8e4m3fn[256,64]", out="bf16[512,256]"):
@@ -297,20 +290,6 @@ def test_static_scales_may_be_constants_and_the_amax_bf16():
 def test_bad_input(error, message, call):
     with pytest.raises(error, match=message):
         call()
-
-
-def test_a_matmul_that_cannot_be_read_says_where():
-    text = aot_compile(scaled_dot, *OPERANDS).as_text()
-    for broken in (
-        re.sub(
-            r'"lhs_contracting_dimensions":\["\d"\]', '"lhs_contracting_dimensions":["7"]', text
-        ),
-        text.replace('"dot_dimension_numbers"', '"dimension_numbers"'),
-    ):
-        with pytest.raises(
-            HloParseError, match=r"line \d+, column \d+: this says that it multiplies matrices"
-        ):
-            report_gemms(broken)
 
 
 def test_an_inspection_is_compiled_once():

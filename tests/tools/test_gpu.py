@@ -100,23 +100,20 @@ def test_programs_are_kept_as_the_compiler_wrote_them(rehearsed):
 
 
 @needs_compiler
-def test_a_second_call_goes_on_and_survives_a_clock_that_crashes(rehearsed, tmp_path):
-    """From results that lie elsewhere; by the host's clock, if the other takes its process down."""
+def test_a_second_call_goes_on(rehearsed, tmp_path):
+    """From results that lie elsewhere."""
     before = [line for line in read_lines(rehearsed) if line.get("stage") != "mishaps"]
     earlier = tmp_path / "earlier" / "h200" / LINES
     earlier.parent.mkdir(parents=True)
     earlier.write_text("".join(json.dumps(line) + "\n" for line in before))
-    words = ("--rehearse", "crashes", "--results", tmp_path, "--earlier", earlier.parent.parent)
+    words = ("--rehearse", "--results", tmp_path, "--earlier", earlier.parent.parent)
     done = run(*words, "blocks", "mishaps")
     assert done.returncode == 0, done.stdout
     after = read_lines(tmp_path / "h200" / LINES)
     assert after[: len(before)] == before
     new = after[len(before) :]
     assert not any(line.get("stage") == "blocks" and "form" in line for line in new)
-    clocks = [line["device"] for line in new if "device" in line]
-    assert "SIGSEGV" in clocks[-1]["no_clock"]  # and it is not asked again
-    rows = rows_of(new)
-    assert rows["speed", "mishaps", "works"]["looks"] >= 2
+    assert rows_of(new)["speed", "mishaps", "works"]["looks"] >= 2
 
 
 @needs_compiler
