@@ -198,6 +198,7 @@ def test_bits_answers_to_the_keyboard_and_can_be_sent(site, browser):
         page.go_back()
         expect(value).to_have_value("1")
         value.fill("x")
+        page.wait_for_url("**#value=x")
         expect(page.get_by_role("alert")).to_contain_text("Not yet: “x” is not a number")
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.get_by_role("button", name="Copy the link").press("Enter")

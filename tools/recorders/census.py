@@ -434,25 +434,38 @@ def qwix(model: str, train: bool, ptq: bool = False, **rule: Any) -> Written:
     return linen(model, train, quantize=lambda module: qwix.quantize_model(module, provider(rules)))
 
 
+def aqt_config(
+    forward: str, backward: str = "", tensor: bool = False, dots: Any = None, bound: float = 0
+) -> Any:
+    """A configuration of AQT for FP8, without random rounding; `tensor`: one scale for each;
+    `dots`: the type of their results; `bound`: a constant one in place of an amax.
+    """
+    from aqt.jax.v2 import config
+
+    cfg = config.config_fwd_fp8(forward)
+    if backward:
+        config.set_bits(cfg, forward, forward, backward, forward, backward, forward)
+    if dots:
+        config.set_accumulator_dtype(cfg, dots, dots, dots)
+    if bound:
+        config.set_constant_calibration(cfg, bound)
+    if tensor:
+        for raw in (cfg.fwd, cfg.dlhs, cfg.drhs):
+            for side in (raw.dg_quantizer.lhs, raw.dg_quantizer.rhs):
+                side.calib_shared_axes = "per_tensor"
+    config.set_stochastic_rounding(cfg, False, False, "jax.uniform")
+    return cfg
+
+
 def aqt(
     model: str, train: bool, backward: bool = False, einsum: bool = False, tensor: bool = False
 ) -> Written:
     """AQT's own configuration of FP8; `backward` too; attention's einsums too; results of dots in
     bf16 and one scale for each `tensor`.
     """
-    from aqt.jax.v2 import config
     from aqt.jax.v2.flax import aqt_flax
 
-    cfg = config.config_fwd_fp8("e4m3")
-    if backward:
-        config.set_bits(cfg, "e4m3", "e4m3", "e5m2", "e4m3", "e5m2", "e4m3")
-    if tensor:
-        config.set_accumulator_dtype(cfg, bf16, bf16, bf16)
-        for raw in (cfg.fwd, cfg.dlhs, cfg.drhs):
-            raw.dg_quantizer.lhs.calib_shared_axes = raw.dg_quantizer.rhs.calib_shared_axes = (
-                "per_tensor"
-            )
-    config.set_stochastic_rounding(cfg, False, False, "jax.uniform")
+    cfg = aqt_config("e4m3", "e5m2" if backward else "", tensor, bf16 if tensor else None)
     general, products = (
         functools.partial(made, cfg) for made in (aqt_flax.AqtDotGeneral, aqt_flax.AqtEinsum)
     )
@@ -734,23 +747,10 @@ def haliax(model: str, train: bool, fixed: bool = False) -> Written:
     from haliax import nn as hnn
     from haliax.quantization import Fp8Config, OverwriteWithGradient, fp8_linear_layers
 
-    Batch, Pos, In, Mlp = (
-        hax.Axis("batch", BATCH),
-        hax.Axis("pos", LENGTH),
-        hax.Axis("d", WIDTH),
-        hax.Axis("f", HIDDEN),
-    )
-    Heads, Head, KPos = (
-        hax.Axis("heads", HEADS),
-        hax.Axis("head", WIDTH // HEADS),
-        hax.Axis("key_pos", LENGTH),
-    )
-    kinds = {
-        "up": (In, Mlp),
-        "down": (Mlp, In),
-        "o": ((Heads, Head), In),
-        **{name: (In, (Heads, Head)) for name in "qkv"},
-    }
+    Batch, Pos, KPos = hax.make_axes(batch=BATCH, pos=LENGTH, key_pos=LENGTH)
+    In, Mlp, Heads, Head = hax.make_axes(d=WIDTH, f=HIDDEN, heads=HEADS, head=WIDTH // HEADS)
+    kinds = dict.fromkeys("qkv", (In, (Heads, Head)))
+    kinds |= {"o": ((Heads, Head), In), "up": (In, Mlp), "down": (Mlp, In)}
 
     class Model(eqx.Module):
         layers: dict[str, hnn.Linear]
@@ -782,13 +782,14 @@ def haliax(model: str, train: bool, fixed: bool = False) -> Written:
         eqx.filter_eval_shape(make), lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
     )
 
-    def apply(state, x):
-        def is_fp8(leaf):
-            return isinstance(leaf, OverwriteWithGradient)
+    def is_fp8(leaf):
+        return isinstance(leaf, OverwriteWithGradient)
 
-        state = jax.tree.map(
-            lambda leaf: leaf if is_fp8(leaf) else leaf.astype(bf16), state, is_leaf=is_fp8
-        )
+    def in_bf16(leaf):
+        return leaf if is_fp8(leaf) else leaf.astype(bf16)
+
+    def apply(state, x):
+        state = jax.tree.map(in_bf16, state, is_leaf=is_fp8)
         return eqx.combine(state, static)(hax.named(x, (Batch, Pos, In))).array
 
     return apply, state
