@@ -20,7 +20,7 @@ from fp8lens.targets import attached_gpu
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 from helpers.records.results import LINES, load, read_lines, rows_of
 from tests.form import problems
-from tests.weekly import NIGHTLY
+from tests.weekly import NIGHTLY, weekly
 from tools.gpu import agenda, bundle, errors, lines, matmuls, numerics, rehearsal
 from tools.gpu.lines import Key
 
@@ -116,6 +116,7 @@ def test_a_second_call_goes_on(rehearsed, tmp_path):
     assert rows_of(new)["speed", "mishaps", "works"]["looks"] >= 2
 
 
+@weekly
 @needs_compiler
 def test_a_run_that_is_killed_keeps_what_was_measured(tmp_path):
     path = tmp_path / "h200" / LINES

@@ -196,7 +196,7 @@ def test_other_stacks_do_what_is_recorded():
 SHORT, LONG = ("trained", train.runs.SHORT), ("trained_long", train.runs.LONG)
 OTHERS = (
     *itertools.product([SHORT], ["bf16", "blocks", "delayed, tensor core"]),
-    *itertools.product([LONG], ["delayed", "blocks", "nvfp4"]),
+    *itertools.product([LONG], ["bf16", "delayed", "blocks", "nvfp4"]),
 )
 
 
@@ -204,7 +204,6 @@ OTHERS = (
     ("kept", "name"),
     [
         (SHORT, "delayed"),
-        (LONG, "bf16"),
         *(pytest.param(*other, marks=nightly) for other in OTHERS),
     ],
 )
