@@ -5,7 +5,6 @@ with "! " before each line, and the exit status unless that is 0. After a change
 what is printed now.
 """
 
-import gzip
 import io
 import json
 import os
@@ -246,11 +245,6 @@ def test_of_a_folder_the_compiled_program_is_read_and_named(dumps, tmp_path, cap
     what = f"{program.name}, the one program that XLA compiled for a GPU among {files} files."
     whole = said(capsys, str(dumps), "--reasons")
     assert whole.startswith(f"{dumps}: {what}\n\n") and "rule: not-quantized" in whole
-    packed = tmp_path / f"{program.name}.gz"
-    packed.write_bytes(gzip.compress(program.read_bytes()))
-    assert said(capsys, str(packed)) == said(capsys, str(program))
-    packed.write_bytes(packed.read_bytes()[:-20])
-    assert "is gzipped, and damaged: give" in said(capsys, str(packed))
     cut = tmp_path / "cut.txt"
     cut.write_text(program.read_text()[:-40])
     assert re.search(r"cut.txt is not one whole HLO module \(line \d+, col", said(capsys, str(cut)))
@@ -419,16 +413,13 @@ def test_nobody_reads_on(words):
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
-@pytest.mark.parametrize("fault", [ZeroDivisionError, SystemExit, MemoryError])
-def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys, fault):
+def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
     def fails(*_, **__):
-        raise fault("oh \x1b")
+        raise ZeroDivisionError("oh \x1b")
 
     monkeypatch.setattr("fp8lens.cli.saved.of_dump", fails)
     text = said(capsys, str(DUMP), "--require-fp8")
-    sentence = rf"fp8lens itself failed \({fault.__name__} at \S+:\d+: oh \\x1b\): please report"
-    if fault is MemoryError:
-        sentence = "there is not enough memory for"
+    sentence = r"fp8lens itself failed \(ZeroDivisionError at \S+:\d+: oh \\x1b\): please report"
     assert re.match(f"! error: {sentence}", text) and text.endswith("\nexit status 2\n")
     debug = said(capsys, str(DUMP), "--debug")
     assert debug.startswith("! Traceback") and is_plain(debug)

@@ -250,16 +250,7 @@ def test_an_axis_without_mesh_shape(printed, axis):
     assert collectives(gather(printed))[0].axis == axis
 
 
-@pytest.mark.parametrize(
-    "printed",
-    [
-        "<8>",
-        "[8,0]<=[8]",
-        "[1,99999999999]<=[99999999999]",
-        "mesh['a'=99999999999] {'a'}",
-        "mesh['a'=8] {'a':(1)0}",
-    ],
-)
+@pytest.mark.parametrize("printed", ["<8>", "[8,0]<=[8]", "mesh['a'=99999999999] {'a'}"])
 def test_groups_that_are_not_understood_are_an_error(printed):
     with pytest.raises(ValueError, match="unknown replica_groups, |contradict each other"):
         collectives(gather(printed))

@@ -70,8 +70,6 @@ def test_threads_do_not_mix_and_nothing_stays_on_disk(tmp_path, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         for n, found in zip(range(1, 5), pool.map(stages, range(1, 5)), strict=True):
             assert len(found) > 3 and all(f"f32[{16 * n},64]" in stage.text for stage in found)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="No such"):
-        dumped(jnp.sin, SHAPES[0], compiler_options={"xla_no_such": 1})
     assert not list(tmp_path.iterdir())
 
 

@@ -297,22 +297,14 @@ def test_a_training_is_read_as_it_was_written(tmp_path):
 # Sums on a tensor core, as others measured them ---------------------------------------------------
 
 
-def test_sums_are_read_as_they_were_written(tmp_path):
+def test_sums_are_those_of_a_tensor_core():
     source, found = load_sums(FOLDER)
     assert source.startswith("NVIDIA H100") and set(found) == {"float8_e4m3fn", "float8_e5m2"}
     for name, (a, b, sums) in found.items():
-        assert (
-            a.dtype == b.dtype == name
-            and a.shape == b.shape == (1000, 32)
-            and sums.shape == (1000,)
-        )
-        exact = np.sum(a.astype(np.float64) * b.astype(np.float64), axis=1)
-        largest = np.max(np.abs(a.astype(np.float64) * b.astype(np.float64)), axis=1)
+        assert a.dtype == b.dtype == name
+        products = a.astype(np.float64) * b.astype(np.float64)
+        exact, largest = np.sum(products, axis=1), np.max(np.abs(products), axis=1)
         # Each of 32 products loses less than a unit 13 bits below the largest exponent, and so
         # does the sum.
         assert np.all(np.abs(sums - exact) <= 33 * 2.0**-12 * np.maximum(largest, np.abs(exact)))
         assert np.any(sums != exact)
-    text = (FOLDER / "sums.json").read_text()
-    (tmp_path / "sums.json").write_text(text.replace('"each": 5', '"each": 6'))
-    with pytest.raises(ValueError, match="not as it was recorded: `git restore sums.json`"):
-        load_sums(tmp_path)

@@ -1,7 +1,6 @@
 """What `make gpu` does, rehearsed with a GPU that is not there: `tools.gpu.rehearsal` answers like
 an H200. NIGHTLY=1 rehearses all stages."""
 
-import gzip
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fp8lens import parse_hlo_module, report_gemms
+from fp8lens import report_gemms
 from fp8lens.targets import attached_gpu
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 from helpers.records.results import LINES, load, read_lines, rows_of
@@ -90,13 +89,6 @@ def test_cupti_is_asked_after_the_hosts_clock(rehearsed):
     found = [line for line in read_lines(rehearsed) if line.get("stage") == "blocks"]
     kinds = ["device" in line for line in found if "form" in line]
     assert any(kinds) and kinds == sorted(kinds)
-
-
-@needs_compiler
-def test_programs_are_kept_as_the_compiler_wrote_them(rehearsed):
-    with gzip.open(rehearsed.with_name(lines.PROGRAMS), "rt") as kept:
-        programs = {one["form"]: one["hlo"] for one in map(json.loads, kept)}
-    assert len(report_gemms(parse_hlo_module(programs["FP8 scaled"])).fp8_rows) == 1
 
 
 @needs_compiler
@@ -184,8 +176,6 @@ def test_an_error_is_that_of_numpy():
     assert found["largest"] == pytest.approx(np.abs(one - other).max()) and not found["other_kind"]
     one[0, 0], one[1, 1], other[1, 1] = np.inf, np.nan, np.nan
     assert errors.errors(one, other)["other_kind"] == 1
-    with pytest.raises(ValueError, match="its reference float64"):
-        errors.errors(one, other.astype(np.float64))
 
 
 @pytest.mark.parametrize("k", [128, 8192])
@@ -262,13 +252,6 @@ def test_forms_are_what_their_names_say():
     for name, row in rows.items():
         if name.startswith("unfused"):
             assert row.epilogue == "DEFAULT" and row.out_dtype == "bf16"
-
-
-def test_no_call_finds_its_operands_in_the_cache():
-    two = (jax.ShapeDtypeStruct((1024, 1024), jnp.float8_e4m3fn),) * 2
-    assert matmuls.sets_of(two) * 2 * 1024**2 > 100e6  # twice the L2 of an H100
-    (first, *_), (second, *_) = matmuls.operands((two[0],), 2, ())
-    assert np.any(np.asarray(first != second)) and np.asarray(first, np.float32).std() > 0.5
 
 
 # The folder to carry ------------------------------------------------------------------------------

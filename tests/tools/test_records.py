@@ -219,10 +219,3 @@ def test_a_run_begins_as_recorded(kept, name):
             assert now == pytest.approx(before[: record["together"]], rel=0.1)
     for layer, (amax, median, *_) in again.get("looks", [{}])[0].items():
         assert [amax, median] == pytest.approx(recorded["looks"][0][layer][:2], rel=0.1)
-
-
-def test_jumps_are_steps_above_all_that_the_scale_was_made_of():
-    rising = [float(n) for n in range(20)]
-    assert train._jumps(rising) == 19 and train._jumps(rising[::-1]) == 0
-    assert train._jumps([5.0] + [1.0] * 16 + [2.0]) == 1  # 5 is 17 steps back, and forgotten
-    assert train._jumps([5.0] + [1.0] * 15 + [2.0]) == 0
