@@ -401,19 +401,6 @@ def test_a_link_opens_a_program_that_the_site_has(dump):
     expect(dump).not_to_have_url(re.compile("program="))
 
 
-def test_what_is_read_can_be_cancelled(dump):
-    entry = TEXT[TEXT.index("\nENTRY") :].partition("{\n")[2].partition("  ROOT")[0]
-    copies = [re.sub(r"(?<!=)%([\w.-]+)", rf"%\1.copy{n}", entry) for n in range(1200)]
-    large = TEXT.replace(entry, "".join([entry, *copies])).encode()
-    give(dump, ("large.txt", large))
-    cancel = dump.get_by_role("button", name="Cancel")
-    expect(cancel).to_be_visible()
-    cancel.press("Enter")  # a click waits until the button stands still: it may be read by then
-    expect(dump.locator(".told")).to_have_text("Cancelled. Nothing is kept of the dump.")
-    give(dump, ("small.txt", TEXT.encode()))
-    read(dump, "small.txt")
-
-
 def test_markup_in_a_dump_stays_text(dump):
     dump.evaluate("() => { window.attack = () => { attack.ran = true } }")
     give(dump, (f"{MARKUP}.txt", TEXT.replace("jit(block)/down", MARKUP).encode()))

@@ -214,9 +214,8 @@ def test_a_record_is_written_where_it_is(tmp_path, capsys, monkeypatch):
     assert [*json.loads(record.read_text())["programs"]] == ["a", "b"]
     record.write_text(record.read_text()[:-9])
     capsys.readouterr()
-    for damaged in ("fp8.json", "/dev/zero"):
-        assert main([*asked, "--save", damaged]) == 2
-        assert f"--save: {damaged} is " in capsys.readouterr().err
+    assert main([*asked, "--save", "fp8.json"]) == 2
+    assert "--save: fp8.json is " in capsys.readouterr().err
     assert main([*asked, "--save", "fp8.json", "--anew", "--name", "c"]) == 0
     assert [*json.loads(record.read_text())["programs"]] == ["c"]
     assert main([*asked, "--save", "no/such.json"]) == 2
