@@ -1,5 +1,4 @@
 import html
-import io
 import re
 from pathlib import Path
 
@@ -80,11 +79,6 @@ def test_backend_config_is_readable(fused):
     shown = format_hlo_module(fused, backend_cfg=True)
     for line in ('"epilogue": "RELU"', '"damax_output": true'):
         assert f"\n          {line},\n" in shown
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def test_notebooks_get_colour_and_plain_text(monkeypatch):
