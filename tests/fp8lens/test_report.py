@@ -13,10 +13,10 @@ from fp8lens import (
     inspect,
     passes,
 )
+from fp8lens.cli import parse_shapes
 from helpers import HloParseError, aot_compile, parse_hlo_module, report_gemms
 from helpers.numerics.quantize import dequantize
 from helpers.numerics.recipes import scaled_dot, to_e4m3
-from tests.fp8lens.arrays import given
 from tests.programs import real
 
 e4m3, e5m2, f32, bf16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16
@@ -110,7 +110,7 @@ ROWS = [
 
 @pytest.mark.parametrize("fn, args, options, expected", ROWS)
 def test_rows_of_all_kinds(fn, args, options, expected):
-    rows = report_gemms(fn, *given(args), **options).rows
+    rows = report_gemms(fn, *parse_shapes(args), **options).rows
     said = [f"{r.library} {r.math_dtype} {r.batch} {r.m} {r.n} {r.k}" for r in rows]
     assert said == ([expected] if expected else [])
     for row in rows:

@@ -747,8 +747,9 @@ def haliax(model: str, train: bool, fixed: bool = False) -> Written:
     from haliax import nn as hnn
     from haliax.quantization import Fp8Config, OverwriteWithGradient, fp8_linear_layers
 
-    Batch, Pos, KPos = hax.make_axes(batch=BATCH, pos=LENGTH, key_pos=LENGTH)
-    In, Mlp, Heads, Head = hax.make_axes(d=WIDTH, f=HIDDEN, heads=HEADS, head=WIDTH // HEADS)
+    sizes = {"batch": BATCH, "pos": LENGTH, "key_pos": LENGTH}
+    sizes |= {"d": WIDTH, "f": HIDDEN, "heads": HEADS, "head": WIDTH // HEADS}
+    Batch, Pos, KPos, In, Mlp, Heads, Head = map(hax.Axis, sizes, sizes.values())
     kinds = dict.fromkeys("qkv", (In, (Heads, Head)))
     kinds |= {"o": ((Heads, Head), In), "up": (In, Mlp), "down": (Mlp, In)}
 
