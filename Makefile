@@ -12,7 +12,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 # Container images set this. Each of the tests' hundreds of processes would then compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup lab test check refresh site releases rules census engine train model tensors ladder stacks fusion-lab bench gpu gpu-bundle clean
+.PHONY: help setup lab test check refresh site releases rules census engine train model tensors ladder stacks fusion-lab gpu gpu-bundle clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | \
@@ -75,9 +75,6 @@ stacks: setup   ## record what PyTorch, torchao and Triton make of one scaled ma
 
 fusion-lab: setup ## record what XLA makes of the programs of the site's fusion lab (15 minutes; ARGS="--only few-rows" for some)
 	$(PYTHON) -m tools.recorders.lab_programs $(ARGS)
-
-bench: setup    ## time the HLO parser beside XLA's own, reading HLO at 0.1 to 10 MB, an inspection, and the fusion lab's answer
-	$(PYTHON) -m tools.bench
 
 gpu: setup      ## measure on the attached Hopper GPU, and record it (ARGS=--rehearse: on the CPU)
 	$(PYTHON) -m tools.gpu $(ARGS)

@@ -1,4 +1,4 @@
-"""Some pages of the site in Firefox, another engine than Chromium: no page has an error, and each
+"""The pages of "Try it" in Firefox, another engine than Chromium: none has an error, and each
 explorer answers to a change. The distribution's Firefox is spoken to by WebDriver BiDi, which
 Playwright's own protocol is not.
 """
@@ -10,19 +10,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import websocket
-import yaml
 
 from tests.conftest import WAIT
-from tests.course.test_site import served
-from tools.site import build, explorers, pyodide
+from tools.site import explorers, pyodide
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-CHAPTERS = ["notebooks/03_scaled_matmul", "notebooks/D_rules"]
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
 
 
@@ -98,29 +93,6 @@ def firefox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Firefox]:
             process.kill()
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A site of these pages alone. Links to the others lead nowhere, which Sphinx warns of."""
-    folder = tmp_path_factory.mktemp("site")
-    build.copy_sources(ROOT, folder / "source")
-    contents = yaml.safe_load((ROOT / "myst.yml").read_text())
-    tried = [f"{explorers.FOLDER}/{name}" for name in explorers.EXPLORERS]
-    pages = [{"file": f"{page}.ipynb"} for page in (*CHAPTERS, *tried)]
-    contents["project"]["toc"] = [{"file": "README.md"}, {"title": "Pages", "children": pages}]
-    (folder / "source" / "myst.yml").write_text(yaml.safe_dump(contents))
-    build.run_sphinx(folder / "source", folder / "html", folder / "doctrees")
-    with served(folder / "html") as address:
-        yield address
-
-
-@pytest.mark.parametrize("page", ["index", *CHAPTERS])
-def test_a_page_has_no_error(site, firefox, page):
-    firefox.open(f"{site}{page}.html")
-    firefox.wait("document.querySelector('h1') && document.fonts.status == 'loaded'")
-    assert firefox.run("document.documentElement.scrollWidth - innerWidth") <= 0
-    assert not firefox.wrong
-
-
 # The first select gets its last value; without a select the button that matters most is pressed.
 CHANGE = """(() => {
     const explorer = document.querySelector('.explorer'), control = explorer.querySelector('select')
@@ -141,6 +113,7 @@ def test_an_explorer_answers_to_a_change(site, firefox, name):
     firefox.wait("document.querySelector('.explorer').textContent != before")
     if name == "dump":
         firefox.wait("document.querySelector('.explorer:not([data-busy]) .verdict')")
+    assert firefox.run("document.documentElement.scrollWidth - innerWidth") <= 0
     # It writes its state into the address a moment later. Until then no other page is opened.
     firefox.run("new Promise(written => setTimeout(written, 500))")
     assert not firefox.wrong

@@ -5,7 +5,6 @@ with "! " before each line, and the exit status unless that is 0. After a change
 what is printed now.
 """
 
-import gzip
 import io
 import json
 import os
@@ -19,7 +18,6 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import pytest
 
 from fp8lens import aot_compile
@@ -216,37 +214,12 @@ def test_a_record_is_written_where_it_is(tmp_path, capsys, monkeypatch):
     assert [*json.loads(record.read_text())["programs"]] == ["a", "b"]
     record.write_text(record.read_text()[:-9])
     capsys.readouterr()
-    for damaged in ("fp8.json", "/dev/zero"):
-        assert main([*asked, "--save", damaged]) == 2
-        assert f"--save: {damaged} is " in capsys.readouterr().err
+    assert main([*asked, "--save", "fp8.json"]) == 2
+    assert "--save: fp8.json is " in capsys.readouterr().err
     assert main([*asked, "--save", "fp8.json", "--anew", "--name", "c"]) == 0
     assert [*json.loads(record.read_text())["programs"]] == ["c"]
     assert main([*asked, "--save", "no/such.json"]) == 2
     assert "no/such.json cannot be written (No such file" in capsys.readouterr().err
-
-
-def test_a_fusion_with_a_collective_in_it_is_recorded(tmp_path):
-    text = """HloModule m, is_scheduled=true
-
-%add (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %c = f32[] add(%a, %b)
-}
-
-%sent (p: f32[64]) -> f32[64] {
-  %p = f32[64]{0} parameter(0)
-  ROOT %r = f32[64]{0} all-reduce(%p), replica_groups={{0,1}}, to_apply=%add
-}
-
-ENTRY %e (x: f32[64]) -> f32[64] {
-  %x = f32[64]{0} parameter(0)
-  ROOT %f = f32[64]{0} fusion(%x), kind=kCustom, calls=%sent
-}
-"""
-    file = tmp_path / "module_gpu_after_optimizations.txt"
-    file.write_text(text)
-    assert main([str(file), "--save", str(tmp_path / "fp8.json")]) == 0
 
 
 # Saved programs -----------------------------------------------------------------------------------
@@ -271,20 +244,13 @@ def test_of_a_folder_the_compiled_program_is_read_and_named(dumps, tmp_path, cap
     what = f"{program.name}, the one program that XLA compiled for a GPU among {files} files."
     whole = said(capsys, str(dumps), "--reasons")
     assert whole.startswith(f"{dumps}: {what}\n\n") and "rule: not-quantized" in whole
-    packed = tmp_path / f"{program.name}.gz"
-    packed.write_bytes(gzip.compress(program.read_bytes()))
-    assert said(capsys, str(packed)) == said(capsys, str(program))
-    packed.write_bytes(packed.read_bytes()[:-20])
-    assert "is gzipped, and damaged: give" in said(capsys, str(packed))
     cut = tmp_path / "cut.txt"
     cut.write_text(program.read_text()[:-40])
     assert re.search(r"cut.txt is not one whole HLO module \(line \d+, col", said(capsys, str(cut)))
 
 
 DAMAGES = {
-    "empty": (lambda text: "", "before_cublas-gemm-rewriter.txt is empty"),
     "cut": (lambda text: text[:-99], "before_cublas-gemm-rewriter.txt is not one whole HLO"),
-    "types": (lambda text: text.replace("bf16[64,128]", "f32[64,128]"), "is of another program"),
     "scopes": (lambda text: text.replace("dot_general", "dot"), "is of another program"),
 }
 
@@ -300,17 +266,6 @@ def test_a_bad_file_beside_a_program_is_named_and_left_out(dumps, tmp_path, caps
     assert "64 x 256 x 128" in plain and why in plain and "exit status 1" in plain
     refused = said(capsys, str(program), "--reasons")
     assert why in refused and refused.endswith("exit status 2\n") and program.name not in refused
-
-
-def test_a_mesh_that_does_not_fit_is_said(tmp_path, capsys):
-    sharded = {"mesh_shape": {"a": 4, "b": 2}, "in_specs": (jax.P("b"),)}
-    compiled = aot_compile(lambda x: x @ x.T, *parse_shapes("bf16[64,64]"), **sharded)
-    saved = tmp_path / "saved.txt"
-    saved.write_text(compiled.as_text())
-    assert re.search(r"all-gather .* [ab]  ", said(capsys, str(saved), "--mesh", "a=4,b=2"))
-    for more in ([], ["--json"], ["--require-fp8"]):
-        wrong = said(capsys, str(saved), "--mesh", "a=4", *more)
-        assert wrong.startswith("! error: --mesh: mesh_shape has 4 devices"), wrong
 
 
 def piped(data: bytes) -> subprocess.CompletedProcess:
@@ -420,17 +375,6 @@ def test_nothing_in_a_file_reaches_the_terminal_as_control(crafted, capsys, monk
     for word in (str(crafted), f"no{EVIL}.txt", f"no{EVIL}.py:f"):
         text = said(capsys, word)
         assert is_plain(text) and text.startswith("! error: ") and r"\x1b[2J" in text
-    with pytest.raises(SystemExit):
-        main(["a.txt", f"b{EVIL}.txt"])
-    assert is_plain(err := capsys.readouterr().err) and r"b\x1b[2J" in err
-
-
-def test_names_that_the_terminal_s_encoding_lacks(tmp_path):
-    file = tmp_path / "schön\udcff.txt"
-    file.write_text(CRAFTED.format(op="", file="größe.py", epilogue='"RELU"'))
-    ascii_alone = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = command(file, "--require-fp8", env=ascii_alone)
-    assert (done.returncode, done.stderr) == (1, "") and "gr\\xf6\\xdfe.py:3" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -455,10 +399,6 @@ def test_help_and_version(capsys):
     assert stopped.value.code == 0 and "exit status: 0; 1 where" in capsys.readouterr().out
     (version,) = re.findall('^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
     assert said(capsys, "--version") == f"fp8lens {version}\n"
-    for words in ([], ["x", "--gemm", "best"], ["x", "y"]):
-        with pytest.raises(SystemExit) as stopped:
-            main(words)
-        assert stopped.value.code == 2
 
 
 @pytest.mark.parametrize("words", [[DUMP], [DUMP, "--json"], [HERE / "layers.py:plain", *BF16]])
@@ -472,24 +412,13 @@ def test_nobody_reads_on(words):
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-def test_a_full_disk():
-    with open("/dev/full", "w") as full:
-        done = command(DUMP, stdout=full, stderr=subprocess.PIPE, capture_output=False)
-    assert done.returncode == 2
-    assert done.stderr == "error: reading or writing failed (No space left on device).\n"
-
-
-@pytest.mark.parametrize("fault", [ZeroDivisionError, SystemExit, MemoryError])
-def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys, fault):
+def test_a_fault_of_its_own_is_no_verdict(monkeypatch, capsys):
     def fails(*_, **__):
-        raise fault("oh \x1b")
+        raise ZeroDivisionError("oh \x1b")
 
     monkeypatch.setattr("fp8lens.cli.saved.of_dump", fails)
     text = said(capsys, str(DUMP), "--require-fp8")
-    sentence = rf"fp8lens itself failed \({fault.__name__} at \S+:\d+: oh \\x1b\): please report"
-    if fault is MemoryError:
-        sentence = "there is not enough memory for"
+    sentence = r"fp8lens itself failed \(ZeroDivisionError at \S+:\d+: oh \\x1b\): please report"
     assert re.match(f"! error: {sentence}", text) and text.endswith("\nexit status 2\n")
     debug = said(capsys, str(DUMP), "--debug")
     assert debug.startswith("! Traceback") and is_plain(debug)

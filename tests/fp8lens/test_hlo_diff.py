@@ -92,23 +92,12 @@ def test_a_constant_deep_in_a_fusion_shows_alone(plain):
     assert "constant(448)" in changed.a and "constant(240)" in changed.b
 
 
-def test_a_layout_that_is_not_row_major_shows(plain):
-    call = re.search(r"f8e4m3fn\[256,128\]\{1,0\} parameter\(1\)", plain)[0]
-    assert "{0,1}" in str(diff_hlo(plain, plain.replace(call, call.replace("{1,0}", "{0,1}"))))
-
-
 def test_one_instruction_more_shows_as_one():
     twice = functools.partial(scaled, twice=True)
     before, after = (jax.jit(fn).lower(*SHAPES) for fn in (scaled, twice))
     text = str(diff_hlo(before, after))
     added = [line for line in text.splitlines() if line.startswith("+")]
     assert sum("add(" in line for line in added) == 1 and " dot(" not in text
-
-
-def test_swapped_operands_show():
-    x = jax.ShapeDtypeStruct((8,), f32)
-    one = jax.jit(lambda x, y: x - y).lower(x, x)
-    assert str(diff_hlo(one, jax.jit(lambda x, y: y - x).lower(x, x))).count("subtract(") == 2
 
 
 def test_around_keeps_the_places_that_match(plain):
@@ -118,21 +107,3 @@ def test_around_keeps_the_places_that_match(plain):
     around = diff.around("custom-call")
     assert "240" not in str(around) and "RELU" in str(around)
     assert diff.around("no such line").same
-
-
-def test_donated_arguments_show():
-    x = jax.ShapeDtypeStruct((64, 64), f32)
-    one, two = (aot_compile(jax.jit(lambda x: x * 2, donate_argnums=d), x) for d in ((), (0,)))
-    assert "input_output_alias" in str(diff_hlo(one, two))
-
-
-def test_dump_abbreviates_tuple_elements(tmp_path):
-    def f(x):
-        y, i = jax.lax.top_k(x, 4)
-        loop = jax.lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1] * 2), (0, y))
-        return loop[1] @ y.T, i
-
-    dump = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}
-    compiled = aot_compile(f, jax.ShapeDtypeStruct((64, 64), f32), compiler_options=dump)
-    text = next(tmp_path.glob("*gpu_after_optimizations.txt")).read_text()
-    assert diff_hlo(text, compiled).same

@@ -1,5 +1,4 @@
 import html
-import io
 import re
 from pathlib import Path
 
@@ -80,28 +79,6 @@ def test_backend_config_is_readable(fused):
     shown = format_hlo_module(fused, backend_cfg=True)
     for line in ('"epilogue": "RELU"', '"damax_output": true'):
         assert f"\n          {line},\n" in shown
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_colour_only_where_there_is_some(fused, monkeypatch, capsys):
-    plain = format_hlo_module(fused)
-    assert print_hlo_module(fused) is None and capsys.readouterr().out == plain
-    for stream, term, no_color, coloured in (
-        (Terminal(), "xterm", "", True),
-        (Terminal(), "dumb", "", False),
-        (Terminal(), "xterm", "1", False),
-        (io.StringIO(), "xterm", "", False),
-    ):
-        monkeypatch.setenv("TERM", term)
-        monkeypatch.setenv("NO_COLOR", no_color)
-        print_hlo_module(fused, file=stream)
-        assert ("\033[" in stream.getvalue()) == coloured
-        assert re.sub(r"\033\[[\d;]*m", "", stream.getvalue()) == plain
-        assert not coloured or '\033[1;35m"__cublas$lt$matmul$f8"\033[0m' in stream.getvalue()
 
 
 def test_notebooks_get_colour_and_plain_text(monkeypatch):

@@ -2,12 +2,10 @@
 compiles.
 """
 
-import ast
 import pickle
 import pkgutil
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -110,40 +108,6 @@ def test_what_was_read_can_be_sent_to_another_process():
         fp8lens.parse_hlo_module("HloModule m\n\n  nothing")
     error = pickle.loads(pickle.dumps(caught.value))
     assert (str(error), error.line, error.column) == (str(caught.value), 3, 3)
-
-
-# The modules --------------------------------------------------------------------------------------
-
-MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in (ROOT / "fp8lens").rglob("*.py")
-}
-
-
-def imports(name: str) -> list[tuple[str, str]]:
-    """(module, name in it, or "") of every import in a module of the package, wherever it
-    stands.
-    """
-    found = []
-    for node in ast.walk(ast.parse(MODULES[name].read_text())):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, "") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.module, f"{name}: line {node.lineno} imports by dots"
-            found += [(node.module, alias.name) for alias in node.names]
-    return found
-
-
-def test_no_import_leads_back_and_none_is_of_a_private_name():
-    edges = {}
-    for module in MODULES:
-        full = [(place, f"{place}.{name}") for place, name in imports(module)]
-        private = [name for _, name in full if name.startswith("fp8lens.") and "._" in name]
-        assert not private, (module, private)
-        edges[module] = {name if name in MODULES else place for place, name in full}
-        edges[module] &= {*MODULES} - {module}
-    assert edges["fp8lens.report.gemms"] and edges["fp8lens.hlo"]
-    list(TopologicalSorter(edges).static_order())  # CycleError, with the cycle, where there is one
 
 
 def test_no_public_name_hides_a_module():

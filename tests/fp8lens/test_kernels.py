@@ -1,14 +1,10 @@
-import re
-
 import jax
 import jax.numpy as jnp
 import pytest
 
-from fp8lens.matmul import kernels as cost
 from fp8lens.matmul.kernels import (
     bytes_moved,
     matmul_seconds,
-    print_kernels,
     quantize_seconds,
     roofline_seconds,
 )
@@ -87,28 +83,3 @@ def test_roofline_takes_the_longer_of_the_two():
     assert roofline_seconds(small, TARGETS["H200"]) < roofline_seconds(small, "H100")
     with pytest.raises(KeyError):
         roofline_seconds(big, "A100")  # no FP8 peak there
-
-
-def test_print_kernels(capsys):
-    print_kernels(aot_compile(lambda a, b: to_f32(a, b).astype(bf16), shape(M, K), shape(N, K)))
-    first, second, last = capsys.readouterr().out.splitlines()
-    assert first.split()[2] == "__cublas$lt$matmul$f8" and second.split()[2] == "fusion"
-    assert last.split() == ["131,080", "B", "2", "kernels"]
-
-    def loop(a, b):
-        return jax.lax.fori_loop(0, 5, lambda i, x: to_e4m3(to_f32(x, b), 1), a)
-
-    print_kernels(aot_compile(loop, shape(M, K), shape(K, K)))
-    *lines, _ = capsys.readouterr().out.splitlines()
-    assert any(line.lstrip().startswith("5 x ") for line in lines)
-
-
-def test_kernels_in_a_notebook_are_a_table_with_bars(monkeypatch):
-    shown = []
-    monkeypatch.setattr(cost, "notebook_display", lambda: shown.append)
-    print_kernels(aot_compile(lambda a, b: to_f32(a, b).astype(bf16), shape(M, K), shape(N, K)))
-    page = shown[0]._repr_html_()
-    longest, other = (float(width) for width in re.findall(r"width:([\d.]+)em;min", page))
-    first, second = (kernel.bytes_moved for kernel in shown[0])
-    assert longest == 8 and other == pytest.approx(8 * second / first, rel=0.01)
-    assert "__cublas$lt$matmul$f8" in page

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from fp8lens import inspect
+from fp8lens.cli import parse_shapes
 from helpers.numerics.recipes import scaled_dot, to_e4m3
-from tests.fp8lens.arrays import given
 
 e4m3, f32, bf16 = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
 
@@ -52,7 +52,7 @@ DONE = [
 
 @pytest.mark.parametrize("what, work, fn, args", DONE)
 def test_each_class_is_told_by_what_the_kernel_does(what, work, fn, args):
-    ledger = inspect(fn, *given(args)).ledger
+    ledger = inspect(fn, *parse_shapes(args)).ledger
     found = [line for line in ledger.of(what) if not work or work in line.work]
     assert found, str(ledger)
     if what not in ("rest", "opaque"):

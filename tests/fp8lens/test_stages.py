@@ -1,7 +1,5 @@
 """The program between XLA's passes, and which of them changed a matmul."""
 
-import itertools
-import re
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +10,7 @@ import pytest
 from fp8lens import inspect
 from fp8lens.compile.stages import dumped, passes
 from fp8lens.hlo.diff import diff_hlo
-from helpers import aot_compile, parse_hlo_module
+from helpers import aot_compile
 
 e4m3, f32 = jnp.float8_e4m3fn, jnp.float32
 S = jax.ShapeDtypeStruct
@@ -57,18 +55,6 @@ def test_without_machine_code_it_is_the_same_program(fn):
             assert not diff_hlo(whole.compiled, made.compiled)
 
 
-def test_only_the_main_module():
-    """XLA compiles, and dumps, smaller modules for a sort, constants and a jitted function."""
-
-    def f(x):
-        waves = jnp.sin(jnp.arange(4096.0)), jnp.cos(jnp.arange(4096.0))
-        table = waves[0].reshape(64, 64) @ waves[1].reshape(64, 64)
-        return jnp.sort(jax.jit(jnp.tanh)(x @ table), axis=0)
-
-    _, stages, *_ = dumped(f, S((64, 64), f32), pattern=".*", gemm="auto")
-    assert len(stages) > 10 and {parse_hlo_module(stage.text).name for stage in stages} == {"jit_f"}
-
-
 def test_threads_do_not_mix_and_nothing_stays_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -84,18 +70,7 @@ def test_threads_do_not_mix_and_nothing_stays_on_disk(tmp_path, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         for n, found in zip(range(1, 5), pool.map(stages, range(1, 5)), strict=True):
             assert len(found) > 3 and all(f"f32[{16 * n},64]" in stage.text for stage in found)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="No such"):
-        dumped(jnp.sin, SHAPES[0], compiler_options={"xla_no_such": 1})
     assert not list(tmp_path.iterdir())
-
-
-def test_ptx_of_a_triton_kernel():
-    compiled, _, ptx, _ = dumped(relu_matmul, *SHAPES, gemm="triton")
-    entry = parse_hlo_module(compiled).entry
-    assert {i.name.replace(".", "_") for i in entry if i.opcode == "fusion"} <= set(ptx)
-    (gemm,) = (text for name, text in ptx.items() if name.startswith("gemm_fusion"))
-    assert re.search(r"mma\S*\.tf32\.tf32", gemm) and ".target sm_90a" in gemm
-    assert "mma" not in str(dumped(relu_matmul, *SHAPES).ptx)
 
 
 def test_passes_of_a_fused_matmul():
@@ -108,12 +83,6 @@ def test_passes_of_a_fused_matmul():
     assert sum(" dot(" in line for line in lines) == 1 and len(lines) < 40
     added = " ".join(line for line in lines if line.startswith("+"))
     assert "__cublas$lt$matmul$f8" in added and '"epilogue": "RELU"' in added
-    # Each step changes a matmul, and no other pass does.
-    named = {(step.pipeline, step.name) for step in steps}
-    stages = dumped(relu_matmul, *SHAPES, pattern=".*").stages
-    for pair in itertools.pairwise(stages):
-        calls = [re.findall(r" dot\(|custom_call_target=\S+", stage.text) for stage in pair]
-        assert calls[0] == calls[1] or (pair[1].pipeline, pair[1].after) in named
 
 
 def test_passes_of_other_matmuls_and_of_none():

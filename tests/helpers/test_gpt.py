@@ -14,6 +14,7 @@ from flax.linen import fp8_ops
 from fp8lens.report.gemms import GemmReport
 from helpers import aot_compile, report_gemms
 from helpers.models.gpt import GPTLayer, by_function, train_state, train_step
+from tests.weekly import weekly
 
 from fp8_linear import fp8_current
 
@@ -84,6 +85,7 @@ def test_it_is_the_layer_of_the_quickstart(causal):
 # That it learns -----------------------------------------------------------------------------------
 
 
+@weekly
 def test_the_loss_falls_alike_in_each_precision():
     losses = {}
     for name, fields in PRECISIONS.items():

@@ -44,13 +44,6 @@ def test_the_hosts_clock_is_read_in_turn_before_cupti_records(monkeypatch):
     assert events[first:].count("record") == 4
 
 
-def test_each_round_has_all_in_another_order():
-    names = [f"form {i}" for i in range(8)]
-    orders = local.turns(names, 5)
-    assert all(sorted(order) == names for order in orders)
-    assert len(set(map(tuple, orders))) == 5
-
-
 def test_device_time_is_the_median_over_calls_of_what_their_kernels_took_together(monkeypatch):
     # Two calls a recording, two kernels a call; milliseconds.
     cupti = Cupti(
@@ -62,10 +55,6 @@ def test_device_time_is_the_median_over_calls_of_what_their_kernels_took_togethe
     (timing,) = device_times({"layer": lambda: None}, repeats=2, rounds=2).values()
     # of 4, 6, 5 and 91 ms
     assert timing[:3] == pytest.approx((5.5e-3, 4.75e-3, 27.25e-3)) and not timing.no_clock
-
-
-def test_a_kernel_now_and_then_leaves_the_mean():
-    assert local.seconds_of_calls([("a", 3.0), ("a", 3.0), ("b", 1.0)], 2) == [3.5]
 
 
 @pytest.mark.parametrize("problem", ["no kernel", "another profiler", "no binding"])

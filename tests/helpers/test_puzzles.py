@@ -57,13 +57,6 @@ def test_a_wrong_type_or_shape_is_named(capsys):
     assert not solved and "it returns float32[32,48] (wanted float8_e4m3fn[32,48])" in text
 
 
-def test_nan_for_a_number_is_wrong(capsys):
-    solved, text = said(
-        capsys, lambda a, b: (right(a, b).astype(f32) * jnp.nan).astype(e4m3), a, b, like=right
-    )
-    assert not solved and "its numbers differ: nan" in text
-
-
 def test_a_kernel_outside_is_named(capsys):
     def unclamped(a, b):
         return jax.nn.relu(jax.lax.dot(a, b.T, preferred_element_type=f32)).astype(e4m3)
@@ -93,19 +86,6 @@ def test_lost_fp8_and_a_missing_epilogue_are_named(capsys):
     )
 
 
-def test_a_scale_that_is_a_little_off_is_seen(capsys):
-    def double_scaled(factor):
-        def answer(a, b):
-            d = jax.nn.relu(jax.lax.dot(a.astype(f32) * factor, b.astype(f32).T))
-            return jnp.clip(d, -448, 448).astype(e4m3)
-
-        return answer
-
-    assert said(capsys, double_scaled(1.0), a, b, like=right)[0]
-    solved, text = said(capsys, double_scaled(1.05), a, b, like=right)
-    assert not solved and "times the right ones" in text
-
-
 def test_a_scale_that_is_not_the_argument_is_seen(capsys):
     def scaled(a, b, scale):
         d = jax.nn.relu(jax.lax.dot(a.astype(f32) * scale, b.astype(f32).T))
@@ -115,16 +95,6 @@ def test_a_scale_that_is_not_the_argument_is_seen(capsys):
     assert said(capsys, scaled, a, b, scale, like=scaled)[0]
     solved, text = said(capsys, lambda a, b, _: scaled(a, b, scale), a, b, scale, like=scaled)
     assert not solved and "with other scales its numbers differ" in text
-
-
-def test_types_that_cublaslt_has_no_kernel_for_are_refused(capsys):
-    def to_e5m2(a, b):
-        d = jax.lax.dot(a.astype(f32), b.astype(f32).T)
-        return jnp.clip(d, -57344, 57344).astype(jnp.float8_e5m2)
-
-    solved, text = said(capsys, to_e5m2, a, b)
-    assert not solved and "no kernel for two E4M3 operands" in text
-    assert said(capsys, to_e5m2, a.astype(jnp.float8_e5m2), b)[0]
 
 
 @pytest.mark.parametrize(

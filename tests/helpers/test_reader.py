@@ -83,15 +83,11 @@ def test_it_says_what_is_not_in_fp8_and_which_kernels_work_for_a_matmul():
         f"{report.fp8_flops_share:.1%} of the FLOPs. To make and undo FP8: "
         f"{size(report.bytes_for_fp8)} of {size(report.bytes_moved)} moved."
     )
-    assert "said" in summary
     down, qkv, gate, _ = summary["lost"]  # what is not FP8 first, by FLOPs
     assert not down["isFp8"] and not qkv["isFp8"] and gate["isFp8"]
     assert down["why"].startswith("Its operands are bf16 and bf16: nothing that reaches it is FP8.")
     assert " and 2 more make or widen FP8 for it" in qkv["why"]
-    assert "the bias" in gate["kernels"][0]["text"] and "run anyway" in gate["kernels"][0]["text"]
     assert [one["rule"] for one in summary["reasons"]] == ["not-quantized", "array-of-scales"]
-    rounded = json.loads(Reader().read("x.txt", SAVED["jax_0_4_32_bf16_scaled.txt"].encode()))
-    assert "although loop_convert_fusion makes or widens FP8 for it" in rounded["lost"][0]["why"]
 
 
 WRITTEN = """HloModule jit_f
@@ -115,16 +111,6 @@ def test_what_is_no_dump_of_a_gpus_program_is_refused_in_a_sentence():
     assert Reader().choose("{}") == "null"
 
 
-def test_a_damaged_file_beside_a_dump_is_named_and_left_out():
-    reader, stage = Reader(), "module_0001.jit_block.before_optimizations.txt"
-    name = "module_0001.jit_block.sm_9.0a_gpu_after_optimizations.txt"
-    reader.lay(stage, b"")
-    answer = json.loads(reader.read(name, TEXT.encode()))["answer"]
-    assert answer.startswith("FP8: 2 of 4") and answer.endswith(
-        f"{stage} is empty: it was left out."
-    )
-
-
 def zipped(**files: bytes) -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -144,12 +130,8 @@ def test_of_what_is_packed_no_more_is_unpacked_than_of_what_is_not(monkeypatch):
     monkeypatch.setattr(reader_module, "MOST_TEXT", len(text) - 1)
     for read, data in packed:
         assert " is more than " in json.loads(read(Reader(), "x", data))["error"]
-    for data, said in (
-        (zipped(a=text)[:-30], "x is zipped, and damaged or encrypted: give the text"),
-        (zipped(a=text).replace(b"a.txt", b"b.txt", 1), "x is zipped, and damaged or encrypted"),
-        (zipped(), "x has no text of a program: give the text"),
-    ):
-        assert json.loads(Reader().read_zip("x", data))["error"].startswith(said)
+    damaged = json.loads(Reader().read_zip("x", zipped(a=text)[:-30]))["error"]
+    assert damaged.startswith("x is zipped, and damaged or encrypted: give the text")
 
 
 def test_what_is_beside_a_dump_has_a_limit_too(monkeypatch):
@@ -176,15 +158,11 @@ def test_names_lead_to_who_makes_them_and_users_are_listed():
     call, called = module["cublas-gemm.4"], module["loop_multiply_fusion"].called[0]
     leads = {text: to for text, _, to in pieces(call) if to}
     assert leads["%w_gate.1"] == "main.5/w_gate.1" and leads["%cublas-gemm.4"] == address(call)
-    users = ask(reader, "about", at=address(call))["users"]
-    assert [user["at"] for user in users] == ["main.5/cublas-gemm.4.element0"]
     inside = address(module.computations[called].root)
     callers = ask(reader, "about", at=inside)["callers"]
     assert [caller["at"] for caller in callers] == ["main.5/loop_multiply_fusion"]
     found = ask(reader, "find", words="CUBLAS$LT$MATMUL$F8")
     assert found["count"] == 2 and found["rows"][0]["at"] == "main.5/cublas-gemm.4"
-    part = ask(reader, "listing", name="main.5", around="custom-call.5", count=4)
-    assert part["start"] > 0 and "main.5/custom-call.5" in [row["at"] for row in part["rows"]]
 
 
 def test_the_listing_needs_no_script_and_each_of_its_names_leads_somewhere():
@@ -201,10 +179,5 @@ def test_the_listing_needs_no_script_and_each_of_its_names_leads_somewhere():
     assert len(found["id"]) == len(ids) == len(module) + len(module.computations)
     assert found["href"]
     assert {link.removeprefix("#") for link in found["href"]} <= ids
-    left = len(module.computations) - 1
-    assert f"{left} further computations left out" in listing_html(module, most=1)
-    first, second = (
-        show_hlo(text)._repr_html_() for text in (TEXT, SAVED["jax_0_4_32_bf16_scaled.txt"])
-    )
-    assert "%cublas-gemm.4 =" in html.unescape(re.sub("<[^>]+>", "", first))
-    assert not {*re.findall(r'id="([^"]*)"', first)} & {*re.findall(r'id="([^"]*)"', second)}
+    shown = show_hlo(TEXT)._repr_html_()
+    assert "%cublas-gemm.4 =" in html.unescape(re.sub("<[^>]+>", "", shown))

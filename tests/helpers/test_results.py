@@ -1,12 +1,10 @@
 """Results recorded on GPUs: those in notebooks/results are possible, and bad files are refused."""
 
-import dataclasses
 import gzip
 import json
 import re
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -129,13 +127,6 @@ def test_the_parser_reads_what_a_gpus_own_compiler_wrote(path):
         assert module.entry.instructions and report_gemms(module) is not None, row["form"]
 
 
-def test_an_impossible_time_is_found():
-    made = {"made": {"flops": 2 * 8192**3}}
-    lines = [{"provenance": provenance()}, line(made), line(wall(1e-3)), line(device(1e-4))]
-    assert impossible(lines) == ["8192: main: FP8"]
-    assert impossible([*lines[:3], line(device(1e-3))]) == []
-
-
 def test_a_forms_lines_are_one_row():
     lines = [{"provenance": provenance()}, line({"made": {"kernels": 2, "right": True}})]
     lines += [line(wall(seconds)) for seconds in (3.0, 1.0, 2.0)]
@@ -144,10 +135,8 @@ def test_a_forms_lines_are_one_row():
         return rows_of([*lines, *more])["speed", "8192: main", "FP8"]
 
     assert (row()["wall_seconds"], row()["looks"], row()["device_seconds"]) == (2.0, 3, None)
-    assert row(line(device(1.5, 2)))["device_seconds"] == 1.5
     # A clock that saw one of two kernels has not seen the whole.
     assert row(line(device(1.5, 1)))["no_clock"].startswith("CUPTI saw 1 of 2")
-    assert row(line({"device": {"no_clock": "CUPTI: no"}}))["no_clock"] == "CUPTI: no"
     # A later run counts, unless it has failed.
     assert row(line(wall(9.0), run=1))["wall_seconds"] == 9.0
     assert row(line({"error": "no"}, run=1))["wall_seconds"] == 2.0
@@ -174,19 +163,12 @@ def test_what_is_recorded_is_loaded_with_its_source(tmp_path, monkeypatch):
         write(tmp_path / name, [run, line(wall(1.0))])
     first, second = load("speed", tmp_path)
     assert second.cases["8192: main"]["FP8"]["wall_seconds"] == 1.0
-    facts = "NVIDIA H200", "driver 580.1", "CUDA 13.0", "cuBLAS 13.1.0", "JAX 0.12.0", "0123456"
-    assert all(fact in second.source for fact in (*facts, "`make gpu`"))
+    assert "NVIDIA H200" in second.source and "driver 580.1" in second.source
     assert (first.chip, second.chip) == (TARGETS["H100"], TARGETS["H200"])
-    runs = tuple(provenance(**run) for run in ({"commit": "1" * 40}, {"changed": True}))
-    mixed = Record("speed", runs, {}).source
-    assert "0123456 with changes; some cases with driver 580.1" in mixed and "1111111" in mixed
-    assert load("train", tmp_path) == ()
     rehearsal = Record("speed", (provenance(rehearsal=True),), {})
     assert "REHEARSAL" in rehearsal.source and rehearsal.chip is None
     monkeypatch.setenv("FP8_RESULTS", str(tmp_path))
     assert len(load("speed", "elsewhere")) == 2
-    with pytest.raises(ValueError, match="parts are speed, agreement"):
-        load("agreements")
     write(tmp_path / "h100", [run]).write_text("{\n")
     with pytest.raises(ValueError, match=r"measured.jsonl, line 1"):
         load("speed", tmp_path)
@@ -220,7 +202,6 @@ def test_a_step_whose_loss_jumps_has_not_trained(tmp_path, monkeypatch):
         "AdamW": False,
         "bf16, cudnn": True,
     }
-    assert timed["AdamW"] == ladder.Timed(0.5, 1500, 690.0, [2.0, 30.0, 1.9])
 
 
 # Goals --------------------------------------------------------------------------------------------
@@ -239,8 +220,6 @@ def test_a_goal_is_reached_or_missed_on_its_chip_by_its_own_clock():
             verdict = said(step, {"wall_seconds": fp8}, {"wall_seconds": 1.0}, name)
             assert f"wanted at most {most} on an" in verdict and verdict.endswith(word)
     assert said(step, {"error": "x"}, {"wall_seconds": 1.0}).endswith("not measured")
-    elsewhere = said(step, {"wall_seconds": 0.1}, {"wall_seconds": 1.0}, "cpu")
-    assert elsewhere.endswith("0.100, on cpu")
     one, other = ({"device_seconds": time, "wall_seconds": 1.0} for time in (0.5, 1.0))
     assert "2.000; wanted at least" in said(faster, one, other)
     assert "1.000, by the host's clock" in said(faster, one | {"device_seconds": None}, other)
@@ -248,7 +227,6 @@ def test_a_goal_is_reached_or_missed_on_its_chip_by_its_own_clock():
 
 # Published ----------------------------------------------------------------------------------------
 
-CHAPTER = FOLDER.parent / "12_performance.md"
 SANE = 0.8  # of the dense peak: what claims more needs a remark that says why to believe it
 
 
@@ -262,42 +240,29 @@ def numbers(text: str) -> set[float]:
 )
 def test_each_published_number_is_in_its_quotes_and_can_be(one):
     said = [numbers(quote) for quote in one.quotes]
-    values = {row.value for row in one.rows}
     for row in one.rows:
         figures = {row.value, row.over} - {None}
         shape = set(row.shape or ())
         assert figures | shape <= set().union(*said), row
-        # Where a quote is a table's line, a shape and its figure, this row's are in one quote too.
-        lines = [found for found in said if shape and shape < found and found & values]
-        assert not lines or any(row.value in found for found in lines), row
         assert one.share(row) <= (1 if one.remark else SANE), row
 
 
-def test_a_wrong_shape_or_number_is_in_no_quote():
-    one = next(one for one in load_published(FOLDER) if one.rows[0].shape)
-    wrong = dataclasses.replace(one.rows[0], value=one.rows[0].value + 0.5)
-    with pytest.raises(AssertionError):
-        test_each_published_number_is_in_its_quotes_and_can_be(
-            dataclasses.replace(one, rows=(wrong,))
-        )
-
-
 def test_the_sources_of_what_others_published_stand_in_the_chapter():
-    found = load_published(FOLDER)
-    chapter = CHAPTER.read_text()
-    assert len({one.name for one in found}) == len(found) > 8
-    for one in found:
-        assert one.url in chapter, f"{one.name} is in no reference"
+    of_many_gpus = [url for one in load_scale(FOLDER) for url in (one.url, *one.beside)]
+    urls = {
+        "12_performance.md": [one.url for one in load_published(FOLDER)],
+        "16_many_gpus.md": of_many_gpus,
+    }
+    for name, wanted in urls.items():
+        chapter = (FOLDER.parent / name).read_text()
+        assert [url for url in wanted if url not in chapter] == []
+
+
+def test_no_published_kernel_is_faster_than_its_roofline():
+    for one in load_published(FOLDER):
         for row in one.rows:
-            if one.chip and row.shape and row.seconds:  # no kernel is faster than its roofline
+            if one.chip and row.shape and row.seconds:
                 assert 0.2 < row.estimate(TARGETS[one.chip]) / row.seconds < 1, (one.name, row)
-
-
-def test_the_sources_of_what_others_published_of_many_gpus_stand_in_their_chapter():
-    chapter = (FOLDER.parent / "16_many_gpus.md").read_text()
-    for one in load_scale(FOLDER):
-        for url in (one.url, *one.beside):
-            assert url in chapter, f"{one.name} is in no reference"
 
 
 def test_a_figure_says_how_long_it_took_how_much_faster_that_is_and_what_the_roofline_says():
@@ -309,26 +274,7 @@ def test_a_figure_says_how_long_it_took_how_much_faster_that_is_and_what_the_roo
     alone = Figure("FP8", 2.0, "ms", (8192, 8192, 8192)).estimate(chip)
     assert alone == pytest.approx(2 * 8192**3 / chip.peak_flops["f8e4m3fn"])
     assert by_time.estimate(chip) - alone == pytest.approx(3 * 8192**2 / chip.memory_bandwidth)
-    by_tensor = Figure("FP8", 2.0, "ms", (8192, 8192, 8192), quantized="A", per="tensor")
-    assert (by_tensor.bytes_moved, dataclasses.replace(by_tensor, known=True).bytes_moved) == (5, 3)
-    rest = Figure("a training run", 1.25, "times bf16")
-    assert (rest.speedup, rest.seconds, rest.flops, rest.dtype) == (1.25, None, 0, None)
-    assert (
-        Figure("bf16, forward", 1, "ms").dtype == "bf16"
-        and Figure("FP8", 9.0, "tokens/s").speedup is None
-    )
-
-
-def test_the_chapter_says_once_that_nothing_was_measured():
-    """A column or a table is there where there is something in it."""
-    outputs = [
-        output.get("text", "")
-        for cell in json.loads(CHAPTER.with_suffix(".ipynb").read_text())["cells"]
-        for output in cell.get("outputs", ())
-    ]
-    said = "".join("".join(text) for text in outputs)
-    assert "not measured" not in said and ("nothing yet" in said) == (not RECORDED)
-    assert RECORDED or not re.search("MISSED|, reached$", said, re.M)
+    assert Figure("a training run", 1.25, "times bf16").speedup == 1.25
 
 
 # A training's tensors -----------------------------------------------------------------------------
@@ -340,10 +286,6 @@ def test_a_training_is_read_as_it_was_written(tmp_path):
     assert set(recorded.amaxes) == set(recorded.tensors) == set("xwg") and steps >= 500
     assert all(len(trace) == steps for trace in recorded.amaxes.values())
     assert np.mean(recorded.losses[-50:]) < 0.6 * recorded.losses[0]
-    (tokens, k), (n, k_of_w), of_g = (recorded.tensors[name].shape for name in "xwg")
-    assert k_of_w == k and of_g == (tokens, n)
-    for tensor in recorded.tensors.values():
-        assert tensor.dtype == jnp.bfloat16 and np.isfinite(tensor.astype(np.float32)).all()
     text = (FOLDER / "tensors.json").read_text()
     (tmp_path / "tensors.json").write_text(text.replace('"parameters": 5', '"parameters": 6'))
     with pytest.raises(ValueError, match="not as it was recorded: `make tensors`"):
@@ -353,22 +295,14 @@ def test_a_training_is_read_as_it_was_written(tmp_path):
 # Sums on a tensor core, as others measured them ---------------------------------------------------
 
 
-def test_sums_are_read_as_they_were_written(tmp_path):
+def test_sums_are_those_of_a_tensor_core():
     source, found = load_sums(FOLDER)
     assert source.startswith("NVIDIA H100") and set(found) == {"float8_e4m3fn", "float8_e5m2"}
     for name, (a, b, sums) in found.items():
-        assert (
-            a.dtype == b.dtype == name
-            and a.shape == b.shape == (1000, 32)
-            and sums.shape == (1000,)
-        )
-        exact = np.sum(a.astype(np.float64) * b.astype(np.float64), axis=1)
-        largest = np.max(np.abs(a.astype(np.float64) * b.astype(np.float64)), axis=1)
+        assert a.dtype == b.dtype == name
+        products = a.astype(np.float64) * b.astype(np.float64)
+        exact, largest = np.sum(products, axis=1), np.max(np.abs(products), axis=1)
         # Each of 32 products loses less than a unit 13 bits below the largest exponent, and so
         # does the sum.
         assert np.all(np.abs(sums - exact) <= 33 * 2.0**-12 * np.maximum(largest, np.abs(exact)))
         assert np.any(sums != exact)
-    text = (FOLDER / "sums.json").read_text()
-    (tmp_path / "sums.json").write_text(text.replace('"each": 5', '"each": 6'))
-    with pytest.raises(ValueError, match="not as it was recorded: `git restore sums.json`"):
-        load_sums(tmp_path)

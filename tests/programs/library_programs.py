@@ -4,7 +4,6 @@
 used.
 """
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -16,6 +15,8 @@ from flax import linen as nn
 from flax import nnx
 from flax.linen import fp8_ops
 from jax import lax
+
+from tools.recorders import census
 
 os.environ["KERAS_BACKEND"] = "jax"
 e4m3, e5m2, f32, bf16 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float32, jnp.bfloat16
@@ -33,12 +34,11 @@ def program(name: str, *args: Any, **kwargs: Any) -> Callable[[Callable], Callab
     return add
 
 
-def shapes(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
-
-
 def S(*dims: int, dtype: Any = bf16) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, dtype)
+
+
+X = S(ROWS, WIDTH)
 
 
 def trained(apply: Callable, variables: Any, x: jax.ShapeDtypeStruct) -> tuple[Callable, tuple]:
@@ -126,35 +126,18 @@ class Attention(nn.Module):
 DIRECT, QDQ = fp8_ops.Fp8DirectDotGeneralOp, fp8_ops.Fp8DotGeneralOp
 
 
-@program("flax: Dense", MLP(DIRECT), S(ROWS, WIDTH))
-@program("flax: Dense, f32", MLP(DIRECT, dtype=f32), S(ROWS, WIDTH, dtype=f32))
-@program("flax: Dense, bf16 parameters", MLP(DIRECT, param_dtype=bf16), S(ROWS, WIDTH))
-@program(
-    "flax: Dense, f32, bf16 parameters",
-    MLP(DIRECT, dtype=f32, param_dtype=bf16),
-    S(ROWS, WIDTH, dtype=f32),
-)
-@program("flax: Dense, trained", MLP(DIRECT), S(ROWS, WIDTH), train=True)
-@program(
-    "flax: Fp8Einsum, by rows",
-    Project("bk,nk->bn", (HIDDEN, WIDTH), fp8_ops.Fp8Einsum),
-    S(ROWS, WIDTH),
-)
-@program(
-    "flax: Fp8Einsum, by columns",
-    Project("bk,kn->bn", (WIDTH, HIDDEN), fp8_ops.Fp8Einsum),
-    S(ROWS, WIDTH),
-)
-@program(
-    "flax: Fp8Einsum, trained", Attention(einsum=fp8_ops.Fp8Einsum), S(2, ROWS, WIDTH), train=True
-)
-def flax_linen(model, x, train=False):
-    return linen(model, x, train)
+EINSUM = fp8_ops.Fp8Einsum
+WIDE = S(ROWS, WIDTH, dtype=f32)
 
-
-@program("flax: quantize, dequantize, trained", MLP(QDQ), S(ROWS, WIDTH), train=True)
-def flax_qdq(model, x, train=False):
-    return linen(model, x, train)
+program("flax: Dense", MLP(DIRECT), X)(linen)
+program("flax: Dense, f32", MLP(DIRECT, dtype=f32), WIDE)(linen)
+program("flax: Dense, bf16 parameters", MLP(DIRECT, param_dtype=bf16), X)(linen)
+program("flax: Dense, f32, bf16 parameters", MLP(DIRECT, f32, param_dtype=bf16), WIDE)(linen)
+program("flax: Dense, trained", MLP(DIRECT), X, train=True)(linen)
+program("flax: quantize, dequantize, trained", MLP(QDQ), X, train=True)(linen)
+program("flax: Fp8Einsum, by rows", Project("bk,nk->bn", (HIDDEN, WIDTH), EINSUM), X)(linen)
+program("flax: Fp8Einsum, by columns", Project("bk,kn->bn", (WIDTH, HIDDEN), EINSUM), X)(linen)
+program("flax: Fp8Einsum, trained", Attention(einsum=EINSUM), S(2, ROWS, WIDTH), train=True)(linen)
 
 
 @program("flax: nnx.Linear, trained")
@@ -170,19 +153,19 @@ def nnx_trained():
 
     graph, state = nnx.split(nnx.eval_shape(make))
     step = value_and_grad(loss)
-    return lambda state, x: step(nnx.merge(graph, state), x), (state, S(ROWS, WIDTH))
+    return lambda state, x: step(nnx.merge(graph, state), x), (state, X)
 
 
 # qwix -------------------------------------------------------------------------------------------
 
 
-def ptq(model: nn.Module, x: jax.ShapeDtypeStruct, **rule: Any) -> tuple[Callable, tuple]:
+def ptq(model: nn.Module = MLP(), **rule: Any) -> tuple[Callable, tuple]:
     """Weights quantized ahead."""
     import qwix
 
     rule = {"weight_qtype": e4m3, "act_qtype": e4m3} | rule
     quantized = qwix.quantize_model(model, qwix.PtqProvider([qwix.QuantizationRule(**rule)]))
-    apply, (abstract, x) = linen(quantized, x)
+    apply, (abstract, x) = linen(quantized, X)
     if "act_static_scale" not in rule:  # of f32 weights; a static scale comes from training
         params = linen(model, x)[1][0]["params"]
         weights = jax.eval_shape(lambda p: qwix.quantize_params(p, abstract["params"]), params)
@@ -190,46 +173,41 @@ def ptq(model: nn.Module, x: jax.ShapeDtypeStruct, **rule: Any) -> tuple[Callabl
     return apply, (abstract, x)
 
 
-def qt(
-    model: nn.Module, x: jax.ShapeDtypeStruct, train: bool = False, **rule: Any
-) -> tuple[Callable, tuple]:
+def qt(train: bool = False, **rule: Any) -> tuple[Callable, tuple]:
     """Quantized as it is trained."""
     import qwix
 
     rule = {"weight_qtype": e4m3, "act_qtype": e4m3} | rule
-    quantized = qwix.quantize_model(model, qwix.QtProvider([qwix.QtRule(**rule)]))
-    variables = jax.eval_shape(quantized.init, jax.random.key(0), x)
+    quantized = qwix.quantize_model(MLP(), qwix.QtProvider([qwix.QtRule(**rule)]))
+    variables = jax.eval_shape(quantized.init, jax.random.key(0), X)
 
     def apply(v, x):
         return quantized.apply(v, x, mutable=["quant_stats"])[0]
 
-    return trained(apply, variables, x) if train else (apply, (variables, x))
+    return trained(apply, variables, X) if train else (apply, (variables, X))
 
 
 FIXED = {"weight_calibration_method": "fixed,-1,1", "act_calibration_method": "fixed,-8,8"}
 ONE = {"disable_channelwise_axes": True}
 E5M2 = {"bwd_qtype": e5m2}
 
-program("qwix: PTQ", MLP(), S(ROWS, WIDTH))(ptq)
+program("qwix: PTQ")(ptq)
 program(
     "qwix: PTQ, by rows",
     nn.Einsum((HIDDEN, WIDTH), "...k,nk->...n", dtype=bf16, use_bias=False),
-    S(ROWS, WIDTH),
 )(ptq)
-program("qwix: PTQ, weights alone", MLP(), S(ROWS, WIDTH), act_qtype=None)(ptq)
-program("qwix: PTQ, fixed", MLP(), S(ROWS, WIDTH), **FIXED)(ptq)
-program("qwix: PTQ, tiles", MLP(), S(ROWS, WIDTH), tile_size=128)(ptq)
-program("qwix: PTQ, small tiles", MLP(), S(ROWS, WIDTH), tile_size=32)(ptq)
-program("qwix: QT", MLP(), S(ROWS, WIDTH))(qt)
-program("qwix: QT, one scale", MLP(), S(ROWS, WIDTH), **ONE)(qt)
-program("qwix: QT, fixed", MLP(), S(ROWS, WIDTH), **ONE, **FIXED)(qt)
-program("qwix: QT, trained", MLP(), S(ROWS, WIDTH), train=True)(qt)
-program("qwix: QT, E5M2 gradients", MLP(), S(ROWS, WIDTH), train=True, **E5M2)(qt)
-program("qwix: QT, E5M2 gradients, one scale", MLP(), S(ROWS, WIDTH), train=True, **E5M2, **ONE)(qt)
+program("qwix: PTQ, weights alone", act_qtype=None)(ptq)
+program("qwix: PTQ, fixed", **FIXED)(ptq)
+program("qwix: PTQ, tiles", tile_size=128)(ptq)
+program("qwix: PTQ, small tiles", tile_size=32)(ptq)
+program("qwix: QT")(qt)
+program("qwix: QT, one scale", **ONE)(qt)
+program("qwix: QT, fixed", **ONE, **FIXED)(qt)
+program("qwix: QT, trained", train=True)(qt)
+program("qwix: QT, E5M2 gradients", train=True, **E5M2)(qt)
+program("qwix: QT, E5M2 gradients, one scale", train=True, **E5M2, **ONE)(qt)
 program(
     "qwix: QT, all E5M2",
-    MLP(),
-    S(ROWS, WIDTH),
     train=True,
     weight_qtype=e5m2,
     act_qtype=e5m2,
@@ -247,72 +225,36 @@ def qarrays(**how):
     def forward(w, x):
         return jax.nn.gelu(qwix.dot(qwix.quantize(x, e4m3), w))
 
-    return forward, (weights, S(ROWS, WIDTH))
+    return forward, (weights, X)
 
 
 # AQT --------------------------------------------------------------------------------------------
 
 
-def aqt_config(
-    forward: str,
-    backward: str | None = None,
-    tensor: bool = False,
-    bound: float | None = None,
-    dots: Any = None,
-) -> Any:
-    """Configuration of FP8; `tensor`: one scale for each; `bound`: a constant one; `dots`: their
-    results' type.
-    """
-    from aqt.jax.v2 import config
-
-    cfg = config.config_fwd_fp8(forward)
-    if backward:
-        config.set_bits(cfg, forward, forward, backward, forward, backward, forward)
-    if dots:
-        config.set_accumulator_dtype(cfg, dots, dots, dots)
-    if bound:
-        config.set_constant_calibration(cfg, bound)
-    if tensor:
-        for raw in (cfg.fwd, cfg.dlhs, cfg.drhs):
-            raw.dg_quantizer.lhs.calib_shared_axes = raw.dg_quantizer.rhs.calib_shared_axes = (
-                "per_tensor"
-            )
-    config.set_stochastic_rounding(cfg, False, False, "jax.uniform")
-    return cfg
-
-
-def aqt(
-    model: Any, x: jax.ShapeDtypeStruct, train: bool = False, **config: Any
-) -> tuple[Callable, tuple]:
+def aqt(train: bool = False, **config: Any) -> tuple[Callable, tuple]:
     from aqt.jax.v2.flax import aqt_flax
 
-    general = functools.partial(aqt_flax.AqtDotGeneral, aqt_config(**config))
-    return linen(dataclasses.replace(model, general=general), x, train, rngs=True)
+    general = functools.partial(aqt_flax.AqtDotGeneral, census.aqt_config(**config))
+    return linen(MLP(general), X, train, rngs=True)
 
 
-program("aqt: forward", MLP(), S(ROWS, WIDTH), forward="e4m3")(aqt)
-program("aqt: forward, bf16 dots", MLP(), S(ROWS, WIDTH), forward="e4m3", dots=bf16)(aqt)
+program("aqt: forward", forward="e4m3")(aqt)
+program("aqt: forward, bf16 dots", forward="e4m3", dots=bf16)(aqt)
 program(
     "aqt: forward, bf16 dots, one scale",
-    MLP(),
-    S(ROWS, WIDTH),
     forward="e4m3",
     dots=bf16,
     tensor=True,
 )(aqt)
-program(
-    "aqt: forward, bf16 dots, constant", MLP(), S(ROWS, WIDTH), forward="e4m3", dots=bf16, bound=8.0
-)(aqt)
-program("aqt: trained", MLP(), S(ROWS, WIDTH), train=True, forward="e4m3")(aqt)
+program("aqt: forward, bf16 dots, constant", forward="e4m3", dots=bf16, bound=8.0)(aqt)
+program("aqt: trained", train=True, forward="e4m3")(aqt)
 program(
     "aqt: trained, E5M2 gradients",
-    MLP(),
-    S(ROWS, WIDTH),
     train=True,
     forward="e4m3",
     backward="e5m2",
 )(aqt)
-program("aqt: E5M2", MLP(), S(ROWS, WIDTH), forward="e5m2")(aqt)
+program("aqt: E5M2", forward="e5m2")(aqt)
 
 
 # Keras ------------------------------------------------------------------------------------------
@@ -326,15 +268,12 @@ def keras_model(
     model = keras.Sequential([keras.Input(x.shape[1:]), *make(keras.layers)])
     for layer in model.layers:
         layer.quantize("float8")
-    trainable, rest = (
-        shapes([v.value for v in variables])
-        for variables in (model.trainable_variables, model.non_trainable_variables)
-    )
+    variables = census.of_keras(model)
 
     def forward(variables, x):
         return model.stateless_call(*variables, x, training=train)[0]
 
-    return trained(forward, (trainable, rest), x) if train else (forward, ((trainable, rest), x))
+    return trained(forward, variables, x) if train else (forward, (variables, x))
 
 
 def keras_dense(layers, dtype="mixed_bfloat16"):
@@ -364,11 +303,9 @@ def keras_rows(layers):
     )
 
 
-program("keras: Dense", keras_dense, S(ROWS, WIDTH))(keras_model)
-program("keras: Dense, trained", keras_dense, S(ROWS, WIDTH), train=True)(keras_model)
-program("keras: Dense, bf16", functools.partial(keras_dense, dtype="bfloat16"), S(ROWS, WIDTH))(
-    keras_model
-)
+program("keras: Dense", keras_dense, X)(keras_model)
+program("keras: Dense, trained", keras_dense, X, train=True)(keras_model)
+program("keras: Dense, bf16", functools.partial(keras_dense, dtype="bfloat16"), X)(keras_model)
 program("keras: EinsumDense, by rows", keras_rows, S(4, ROWS, WIDTH))(keras_model)
 program("keras: EinsumDense", keras_einsum, S(4, ROWS, WIDTH))(keras_model)
 
@@ -408,5 +345,5 @@ def haiku_delayed():
     model = hk.without_apply_rng(
         hk.transform_with_state(lambda x: layer(jax.nn.gelu(layer(x, "up", HIDDEN)), "down", WIDTH))
     )
-    x = S(ROWS, WIDTH)
+    x = X
     return model.apply, (*jax.eval_shape(model.init, jax.random.key(0), x), x)

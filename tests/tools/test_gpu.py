@@ -1,7 +1,6 @@
 """What `make gpu` does, rehearsed with a GPU that is not there: `tools.gpu.rehearsal` answers like
 an H200. NIGHTLY=1 rehearses all stages."""
 
-import gzip
 import json
 import os
 import signal
@@ -15,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fp8lens import parse_hlo_module, report_gemms
+from fp8lens import report_gemms
 from fp8lens.targets import attached_gpu
 from helpers.numerics.recipes import scaled_dot, to_e4m3
 from helpers.records.results import LINES, load, read_lines, rows_of
 from tests.form import problems
-from tests.weekly import NIGHTLY
+from tests.weekly import NIGHTLY, weekly
 from tools.gpu import agenda, bundle, errors, lines, matmuls, numerics, rehearsal
 from tools.gpu.lines import Key
 
@@ -93,32 +92,23 @@ def test_cupti_is_asked_after_the_hosts_clock(rehearsed):
 
 
 @needs_compiler
-def test_programs_are_kept_as_the_compiler_wrote_them(rehearsed):
-    with gzip.open(rehearsed.with_name(lines.PROGRAMS), "rt") as kept:
-        programs = {one["form"]: one["hlo"] for one in map(json.loads, kept)}
-    assert len(report_gemms(parse_hlo_module(programs["FP8 scaled"])).fp8_rows) == 1
-
-
-@needs_compiler
-def test_a_second_call_goes_on_and_survives_a_clock_that_crashes(rehearsed, tmp_path):
-    """From results that lie elsewhere; by the host's clock, if the other takes its process down."""
+def test_a_second_call_goes_on(rehearsed, tmp_path):
+    """From results that lie elsewhere."""
     before = [line for line in read_lines(rehearsed) if line.get("stage") != "mishaps"]
     earlier = tmp_path / "earlier" / "h200" / LINES
     earlier.parent.mkdir(parents=True)
     earlier.write_text("".join(json.dumps(line) + "\n" for line in before))
-    words = ("--rehearse", "crashes", "--results", tmp_path, "--earlier", earlier.parent.parent)
+    words = ("--rehearse", "--results", tmp_path, "--earlier", earlier.parent.parent)
     done = run(*words, "blocks", "mishaps")
     assert done.returncode == 0, done.stdout
     after = read_lines(tmp_path / "h200" / LINES)
     assert after[: len(before)] == before
     new = after[len(before) :]
     assert not any(line.get("stage") == "blocks" and "form" in line for line in new)
-    clocks = [line["device"] for line in new if "device" in line]
-    assert "SIGSEGV" in clocks[-1]["no_clock"]  # and it is not asked again
-    rows = rows_of(new)
-    assert rows["speed", "mishaps", "works"]["looks"] >= 2
+    assert rows_of(new)["speed", "mishaps", "works"]["looks"] >= 2
 
 
+@weekly
 @needs_compiler
 def test_a_run_that_is_killed_keeps_what_was_measured(tmp_path):
     path = tmp_path / "h200" / LINES
@@ -186,8 +176,6 @@ def test_an_error_is_that_of_numpy():
     assert found["largest"] == pytest.approx(np.abs(one - other).max()) and not found["other_kind"]
     one[0, 0], one[1, 1], other[1, 1] = np.inf, np.nan, np.nan
     assert errors.errors(one, other)["other_kind"] == 1
-    with pytest.raises(ValueError, match="its reference float64"):
-        errors.errors(one, other.astype(np.float64))
 
 
 @pytest.mark.parametrize("k", [128, 8192])
@@ -264,13 +252,6 @@ def test_forms_are_what_their_names_say():
     for name, row in rows.items():
         if name.startswith("unfused"):
             assert row.epilogue == "DEFAULT" and row.out_dtype == "bf16"
-
-
-def test_no_call_finds_its_operands_in_the_cache():
-    two = (jax.ShapeDtypeStruct((1024, 1024), jnp.float8_e4m3fn),) * 2
-    assert matmuls.sets_of(two) * 2 * 1024**2 > 100e6  # twice the L2 of an H100
-    (first, *_), (second, *_) = matmuls.operands((two[0],), 2, ())
-    assert np.any(np.asarray(first != second)) and np.asarray(first, np.float32).std() > 0.5
 
 
 # The folder to carry ------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """What is recorded of the fusion lab's programs is what XLA makes of them."""
 
-import copy
 import gzip
 import json
 
@@ -48,30 +47,3 @@ def test_programs_of_another_release_become_what_is_recorded(release):
     python = record.RECORD.environment(release)
     made = data.measured_by(release, python, record.RECORD.module, names)["rows"]
     assert made == record.RECORD.read()[release]["rows"], "run `make fusion-lab`"
-
-
-def test_the_record_is_written_where_a_row_is_another(monkeypatch, tmp_path):
-    """What is the same is written as it was, with its date."""
-    content = lab.RECORD.read_bytes()
-    path = tmp_path / lab.RECORD.name
-    path.write_bytes(content)
-    monkeypatch.setattr(lab, "RECORD", path)
-    releases = record.RECORD.read()
-    record.RECORD.write(releases)
-    assert path.read_bytes() == content
-    row = releases[jax.__version__]["rows"][" | ".join(lab.STATE.values())]
-    row["bytes"] += 1
-    record.RECORD.write(releases)
-    now = lab.recorded(path)
-    assert lab.outcome(lab.STATE, now) == row and now["digest"] == digest(now)
-
-
-def test_a_record_has_each_text_once_and_gives_each_outcome_back(monkeypatch):
-    """Three programs, of which two become the same."""
-    grid = {name: (value,) for name, value in lab.STATE.items()} | {"bias": ("none", "bf16", "f32")}
-    made, other = (lab.outcome({**lab.STATE, "amax": amax}) for amax in ("yes", "no"))
-    monkeypatch.setattr(lab, "GRIDS", (grid,))
-    found = [made, made, other]
-    packed = record.packed(zip(lab.choices(), map(copy.deepcopy, found), strict=True))
-    assert len(packed["outcomes"]) == 2 and len(packed["programs"]) == 3
-    assert [lab.outcome(choice, packed) for choice in lab.choices()] == found

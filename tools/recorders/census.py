@@ -23,6 +23,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +66,7 @@ LIBRARIES = (
     "maxtext",
 )
 BEFORE = "0.11.2"  # the JAX beside the lock's
+WAYS = Path(__file__).with_name("ways.toml")
 AT_ONCE = 3  # processes: XLA's compiler takes up to 3 GB in each. On two cores the third uses waits
 # They take an amax of rows or tiles, at which XLA was seen to abort, and so does the softmax of a
 # forward pass. fp8lens compiles such a program twice, first in another process. With `isolate` it
@@ -380,6 +382,12 @@ def linen(
     return apply, state
 
 
+def flax(model: str, train: bool, general: str, einsum: str | None = None) -> Written:
+    """Flax's own classes of FP8, by name: for layers, and for attention's einsums."""
+    of_einsums = getattr(fp8_ops, einsum) if einsum else None
+    return linen(model, train, getattr(fp8_ops, general), of_einsums)
+
+
 def of_nnx(model: str, train: bool) -> Written:
     """Flax NNX with `fp8_nnx` of notebooks/recipes: its layers, each with an Fp8Dot of its own."""
 
@@ -419,11 +427,34 @@ def qwix(model: str, train: bool, ptq: bool = False, **rule: Any) -> Written:
     """A rule, for all modules unless it names some: in training, or of weights quantized ahead."""
     import qwix
 
-    provider, kind = (
-        (qwix.PtqProvider, qwix.QuantizationRule) if ptq else (qwix.QtProvider, qwix.QtRule)
-    )
+    provider, kind = qwix.QtProvider, qwix.QtRule
+    if ptq:
+        provider, kind = qwix.PtqProvider, qwix.QuantizationRule
     rules = [kind(**{"module_path": ".*", "weight_qtype": e4m3, "act_qtype": e4m3} | rule)]
     return linen(model, train, quantize=lambda module: qwix.quantize_model(module, provider(rules)))
+
+
+def aqt_config(
+    forward: str, backward: str = "", tensor: bool = False, dots: Any = None, bound: float = 0
+) -> Any:
+    """A configuration of AQT for FP8, without random rounding; `tensor`: one scale for each;
+    `dots`: the type of their results; `bound`: a constant one in place of an amax.
+    """
+    from aqt.jax.v2 import config
+
+    cfg = config.config_fwd_fp8(forward)
+    if backward:
+        config.set_bits(cfg, forward, forward, backward, forward, backward, forward)
+    if dots:
+        config.set_accumulator_dtype(cfg, dots, dots, dots)
+    if bound:
+        config.set_constant_calibration(cfg, bound)
+    if tensor:
+        for raw in (cfg.fwd, cfg.dlhs, cfg.drhs):
+            for side in (raw.dg_quantizer.lhs, raw.dg_quantizer.rhs):
+                side.calib_shared_axes = "per_tensor"
+    config.set_stochastic_rounding(cfg, False, False, "jax.uniform")
+    return cfg
 
 
 def aqt(
@@ -432,19 +463,9 @@ def aqt(
     """AQT's own configuration of FP8; `backward` too; attention's einsums too; results of dots in
     bf16 and one scale for each `tensor`.
     """
-    from aqt.jax.v2 import config
     from aqt.jax.v2.flax import aqt_flax
 
-    cfg = config.config_fwd_fp8("e4m3")
-    if backward:
-        config.set_bits(cfg, "e4m3", "e4m3", "e5m2", "e4m3", "e5m2", "e4m3")
-    if tensor:
-        config.set_accumulator_dtype(cfg, bf16, bf16, bf16)
-        for raw in (cfg.fwd, cfg.dlhs, cfg.drhs):
-            raw.dg_quantizer.lhs.calib_shared_axes = raw.dg_quantizer.rhs.calib_shared_axes = (
-                "per_tensor"
-            )
-    config.set_stochastic_rounding(cfg, False, False, "jax.uniform")
+    cfg = aqt_config("e4m3", "e5m2" if backward else "", tensor, bf16 if tensor else None)
     general, products = (
         functools.partial(made, cfg) for made in (aqt_flax.AqtDotGeneral, aqt_flax.AqtEinsum)
     )
@@ -636,6 +657,15 @@ def fresh(leaf: jax.ShapeDtypeStruct) -> jax.Array:
 # Others -----------------------------------------------------------------------------------------
 
 
+def of_keras(made: Any) -> tuple[list, list]:
+    """The shapes of a Keras model's variables: those that are trained, and the rest."""
+
+    def shapes(variables: Any) -> list[jax.ShapeDtypeStruct]:
+        return [jax.ShapeDtypeStruct(one.value.shape, one.value.dtype) for one in variables]
+
+    return shapes(made.trainable_variables), shapes(made.non_trainable_variables)
+
+
 def keras(model: str, train: bool) -> Written:
     """Keras's layers and its `quantize("float8")`."""
     import keras
@@ -658,10 +688,7 @@ def keras(model: str, train: bool) -> Written:
             x = layers.Dense(HIDDEN)(x)
         made = keras.Model(inputs, x)
         made.quantize("float8")
-    trainable, rest = (
-        [jax.ShapeDtypeStruct(one.value.shape, one.value.dtype) for one in variables]
-        for variables in (made.trainable_variables, made.non_trainable_variables)
-    )
+    trainable, rest = of_keras(made)
     fixed = [leaf for leaf in rest if not jnp.issubdtype(leaf.dtype, jnp.floating)]
     assert not fixed or not train, "only floats have gradients"
     return lambda state, x: made.stateless_call(*state, x, training=train)[0], (trainable, rest)
@@ -689,10 +716,7 @@ def gemma(model: str, train: bool, fp8: bool = True) -> Made:
         made = keras_hub.models.GemmaCausalLM(backbone=backbone, preprocessor=None)
         if fp8:
             made.quantize("float8")
-    trainable, rest = (
-        [jax.ShapeDtypeStruct(one.value.shape, one.value.dtype) for one in variables]
-        for variables in (made.trainable_variables, made.non_trainable_variables)
-    )
+    trainable, rest = of_keras(made)
     tokens = jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
 
     def apply(trainable, rest, tokens):
@@ -723,23 +747,11 @@ def haliax(model: str, train: bool, fixed: bool = False) -> Written:
     from haliax import nn as hnn
     from haliax.quantization import Fp8Config, OverwriteWithGradient, fp8_linear_layers
 
-    Batch, Pos, In, Mlp = (
-        hax.Axis("batch", BATCH),
-        hax.Axis("pos", LENGTH),
-        hax.Axis("d", WIDTH),
-        hax.Axis("f", HIDDEN),
-    )
-    Heads, Head, KPos = (
-        hax.Axis("heads", HEADS),
-        hax.Axis("head", WIDTH // HEADS),
-        hax.Axis("key_pos", LENGTH),
-    )
-    kinds = {
-        "up": (In, Mlp),
-        "down": (Mlp, In),
-        "o": ((Heads, Head), In),
-        **{name: (In, (Heads, Head)) for name in "qkv"},
-    }
+    sizes = {"batch": BATCH, "pos": LENGTH, "key_pos": LENGTH}
+    sizes |= {"d": WIDTH, "f": HIDDEN, "heads": HEADS, "head": WIDTH // HEADS}
+    Batch, Pos, KPos, In, Mlp, Heads, Head = map(hax.Axis, sizes, sizes.values())
+    kinds = dict.fromkeys("qkv", (In, (Heads, Head)))
+    kinds |= {"o": ((Heads, Head), In), "up": (In, Mlp), "down": (Mlp, In)}
 
     class Model(eqx.Module):
         layers: dict[str, hnn.Linear]
@@ -771,13 +783,14 @@ def haliax(model: str, train: bool, fixed: bool = False) -> Written:
         eqx.filter_eval_shape(make), lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
     )
 
-    def apply(state, x):
-        def is_fp8(leaf):
-            return isinstance(leaf, OverwriteWithGradient)
+    def is_fp8(leaf):
+        return isinstance(leaf, OverwriteWithGradient)
 
-        state = jax.tree.map(
-            lambda leaf: leaf if is_fp8(leaf) else leaf.astype(bf16), state, is_leaf=is_fp8
-        )
+    def in_bf16(leaf):
+        return leaf if is_fp8(leaf) else leaf.astype(bf16)
+
+    def apply(state, x):
+        state = jax.tree.map(in_bf16, state, is_leaf=is_fp8)
         return eqx.combine(state, static)(hax.named(x, (Batch, Pos, In))).array
 
     return apply, state
@@ -793,7 +806,7 @@ class Way:
     and `setting` what was set. `models` are those that are compiled of it.
     """
 
-    make: Callable[[str, bool], Written | Made]
+    make: Callable[..., Written | Made]
     package: str
     says: str = ""
     url: str = ""
@@ -803,233 +816,43 @@ class Way:
     models: tuple[str, ...] = MODELS
 
 
-GUIDE = "https://flax-linen.readthedocs.io/en/latest/guides/quantization/fp8_basics.html"
-QWIX, AQT = "https://github.com/google/qwix", "https://github.com/google/aqt"
-QWIX_QT = "https://github.com/google/qwix/blob/main/docs/source/qt.md"
-KERAS = "https://keras.io/examples/keras_recipes/float8_training_and_inference_with_transformer/"
-MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/src/maxtext/configs/base.yml"
-HALIAX = "https://haliax.readthedocs.io/en/latest/fp8/"
-MANY = (*MODELS, "experts", "sharded")
-ALL = (*MANY, "ragged")
+MAKERS: dict[str, Callable[..., Written | Made]] = {
+    made.__name__: made
+    for made in (
+        linen,
+        flax,
+        of_nnx,
+        ahead,
+        by_hand,
+        haiku,
+        equinox,
+        qwix,
+        aqt,
+        keras,
+        gemma,
+        haliax,
+        maxtext,
+        maxtext_experts,
+        maxtext_decoder,
+    )
+}
 
 
+@functools.cache
 def ways() -> dict[str, Way]:
-    """Every way by name. A new one is one entry here, then `make census`."""
-    qt, of = functools.partial(qwix, bwd_qtype=e5m2), functools.partial
-    one = {"disable_channelwise_axes": True}
-    return {
-        "bf16, no FP8": Way(linen, "flax", models=ALL),
-        "JAX, chapter 03": Way(ahead, "flax", forward=True),
-        "JAX, chapter 09": Way(by_hand, "flax", models=MANY),
-        "Haiku, chapter 09": Way(haiku, "dm-haiku", models=MANY),
-        "Equinox, Flax's product": Way(equinox, "equinox", models=MANY),
-        "Flax NNX, chapter 10": Way(of_nnx, "flax", models=MANY),
-        "Flax, Fp8DotGeneralOp": Way(
-            of(linen, general=fp8_ops.Fp8DotGeneralOp),
-            "flax",
-            "enable the Dense layer to utilize the FP8 dot operation",
-            GUIDE,
-            models=MANY,
-        ),
-        "Flax, Fp8DirectDotGeneralOp": Way(
-            of(linen, general=fp8_ops.Fp8DirectDotGeneralOp),
-            "flax",
-            fixes="Flax, Fp8DotGeneralOp",
-            setting="dot_general_cls=fp8_ops.Fp8DirectDotGeneralOp",
-            models=MANY,
-        ),
-        "Flax, and Fp8Einsum": Way(
-            of(linen, general=fp8_ops.Fp8DirectDotGeneralOp, einsum=fp8_ops.Fp8Einsum),
-            "flax",
-            fixes="Flax, Fp8DirectDotGeneralOp",
-            setting="and fp8_ops.Fp8Einsum for attention's einsums",
-        ),
-        "Flax, NANOOFp8DotGeneralOp": Way(of(linen, general=fp8_ops.NANOOFp8DotGeneralOp), "flax"),
-        "qwix, QAT": Way(
-            qwix, "qwix", "QAT only quantizes the forward pass", QWIX_QT, forward=True
-        ),
-        "qwix, QT": Way(
-            qt,
-            "qwix",
-            "QT quantizes both forward and backward passes",
-            QWIX_QT,
-            fixes="qwix, QAT",
-            setting="qwix.QtRule(..., bwd_qtype=jnp.float8_e5m2) "
-            "for qwix.QtProvider; a QuantizationRule has no bwd_qtype",
-            models=ALL,
-        ),
-        "qwix, QT, one scale": Way(
-            of(qt, **one),
-            "qwix",
-            fixes="qwix, QT",
-            setting="and disable_channelwise_axes=True",
-            models=ALL,
-        ),
-        "qwix, QT, only Dense": Way(
-            of(qt, module_path=".*Dense_.*"),
-            "qwix",
-            fixes="qwix, QT",
-            setting='and module_path=".*Dense_.*"',
-        ),
-        "qwix, QT, tile_size=128": Way(
-            of(qt, tile_size=128),
-            "qwix",
-            "dot_general and einsum: per-channel and sub-channel.",
-            QWIX,
-            fixes="qwix, QT",
-            setting="and tile_size=128",
-        ),
-        "qwix, QT, tiles, residuals": Way(
-            of(
-                qt,
-                tile_size=128,
-                additional_qt_config={"dlhs_residual_qtype": e4m3, "drhs_residual_qtype": e4m3},
-            ),
-            "qwix",
-            fixes="qwix, QT, tile_size=128",
-            setting='and additional_qt_config={"dlhs_residual_qtype": '
-            'jnp.float8_e4m3fn, "drhs_residual_qtype": jnp.float8_e4m3fn}',
-        ),
-        "qwix, PTQ": Way(
-            of(qwix, ptq=True),
-            "qwix",
-            "PTQ: this mode achieves the best serving performance on XLA "
-            "devices such as TPU and GPU.",
-            QWIX,
-            forward=True,
-        ),
-        "AQT, config_fwd_fp8": Way(aqt, "aqtp", "Configs for FP8 forward pass.", AQT, forward=True),
-        "AQT, set_bits": Way(
-            of(aqt, backward=True),
-            "aqtp",
-            fixes="AQT, config_fwd_fp8",
-            setting='config.set_bits(cfg, "e4m3", "e4m3", "e5m2", "e4m3", "e5m2", "e4m3")',
-            models=MANY,
-        ),
-        "AQT, and AqtEinsum": Way(
-            of(aqt, backward=True, einsum=True),
-            "aqtp",
-            fixes="AQT, set_bits",
-            setting="and aqt_flax.AqtEinsum for attention's einsums",
-        ),
-        "AQT, one scale": Way(
-            of(aqt, backward=True, tensor=True),
-            "aqtp",
-            fixes="AQT, set_bits",
-            setting="and config.set_accumulator_dtype(cfg, jnp.bfloat16, "
-            'jnp.bfloat16, jnp.bfloat16); calib_shared_axes = "per_tensor" of lhs and rhs of each '
-            "dg_quantizer",
-            models=MANY,
-        ),
-        "Keras, float8": Way(
-            keras,
-            "keras",
-            "offering improved performance over 16-bit floating point with nearly no "
-            "degradation in accuracy",
-            KERAS,
-            models=MANY,
-        ),
-        "haliax, fp8_linear_layers": Way(
-            haliax, "haliax", "Haliax supports training with FP8 and int8.", HALIAX
-        ),
-        "haliax, fixed": Way(
-            of(haliax, fixed=True),
-            "haliax",
-            fixes="haliax, fp8_linear_layers",
-            setting="and three names of JAX's given back, as reference F says",
-        ),
-        "MaxText, fp8": Way(
-            of(maxtext, quantization="fp8"),
-            "maxtext",
-            "'fp8' for 8-bit floating-point gemms on nvidia gpus.",
-            MAXTEXT,
-            models=MANY,
-        ),
-        "MaxText, qwix, fp8": Way(
-            of(maxtext, quantization="fp8", with_qwix=True),
-            "maxtext",
-            "It is strongly recommended to set use_qwix_quantization to true",
-            MAXTEXT,
-            models=MANY,
-        ),
-        "MaxText, qwix, fp8_full": Way(
-            of(maxtext, quantization="fp8_full", with_qwix=True),
-            "maxtext",
-            "'fp8_full' for fp8 quantization with static scaling.",
-            MAXTEXT,
-        ),
-        "MaxText, qwix, fp8_e5m2": Way(
-            of(maxtext, quantization="fp8_e5m2", with_qwix=True), "maxtext"
-        ),
-        "MaxText, aqt_fp8": Way(of(maxtext, quantization="aqt_fp8"), "maxtext", forward=True),
-        "MaxText, aqt_fp8_full": Way(of(maxtext, quantization="aqt_fp8_full"), "maxtext"),
-        "MaxText, nanoo_fp8": Way(
-            of(maxtext, quantization="nanoo_fp8"),
-            "maxtext",
-            "'nanoo_fp8' for 8-bit floating-point gemms on amd mi300/mi325 gpus.",
-            MAXTEXT,
-        ),
-        **experts_of_maxtext(),
-        **decoders(),
-    }
+    """Every way by name. A new one is one entry in ways.toml, then `make census`."""
+    return {name: _way(**entry) for name, entry in tomllib.loads(WAYS.read_text()).items()}
 
 
-def experts_of_maxtext() -> dict[str, Way]:
-    """MaxText's own layer of experts, by name."""
-
-    def way(fixes: str = "", setting: str = "", **settings: Any) -> Way:
-        make = functools.partial(maxtext_experts, **settings)
-        return Way(make, "maxtext", fixes=fixes, setting=setting, models=("routed",))
-
-    ours = "MaxText's experts, "
-    return {
-        ours + "no FP8": way(quantization=""),
-        ours + "fp8": way(quantization="fp8"),
-        ours + "fp8, dense": way(
-            quantization="fp8",
-            sparse_matmul=False,
-            fixes=ours + "fp8",
-            setting="sparse_matmul=False",
-        ),
-        ours + "fp8, capacity": way(
-            quantization="fp8",
-            sparse_matmul=False,
-            capacity_factor=1.0,
-            fixes=ours + "fp8, dense",
-            setting="and capacity_factor=1.0",
-        ),
-        ours + "qwix, fp8": way(quantization="fp8", use_qwix_quantization=True, rule=True),
-        ours + "qwix, fp8_full": way(
-            quantization="fp8_full", use_qwix_quantization=True, rule=True
-        ),
-    }
-
-
-def decoders() -> dict[str, Way]:
-    """Decoders as their libraries have them, by name."""
-
-    def way(fixes: str = "", setting: str = "", **settings: Any) -> Way:
-        make = functools.partial(maxtext_decoder, **settings)
-        return Way(make, "maxtext", fixes=fixes, setting=setting, models=("decoder",))
-
-    ours = "MaxText's decoder, "
-    with_qwix: dict[str, Any] = {"use_qwix_quantization": True}
-    return {
-        ours + "no FP8": way(quantization=""),
-        ours + "fp8": way(quantization="fp8"),
-        ours + "fp8, kept": way(
-            quantization="fp8",
-            remat_policy="minimal_with_context",
-            fixes=ours + "fp8",
-            setting="remat_policy=minimal_with_context",
-        ),
-        ours + "qwix, fp8": way(quantization="fp8", **with_qwix),
-        ours + "qwix, fp8_full": way(quantization="fp8_full", **with_qwix),
-        "KerasHub's Gemma, no FP8": Way(
-            functools.partial(gemma, fp8=False), "keras-hub", models=("decoder",)
-        ),
-        "KerasHub's Gemma, float8": Way(gemma, "keras-hub", models=("decoder",)),
-    }
+def _way(
+    make: str,
+    settings: Mapping[str, Any] | None = None,
+    also: Sequence[str] = (),
+    models: Sequence[str] = MODELS,
+    **said: Any,
+) -> Way:
+    made = functools.partial(MAKERS[make], **settings or {})
+    return Way(made, models=(*models, *also), **said)
 
 
 # There is no GPU to time on: it halves the time, and changes nothing.

@@ -294,18 +294,11 @@ def recipe_decoder_step() -> Made:
 @program
 def maxtext_decoder_step() -> Made:
     """MaxText's own decoder and train_step: Llama's layers, by scan, with remat, `fp8`."""
-    import maxtext as package
     from maxtext.common import train_state_nnx
-    from maxtext.configs import pyconfig
     from maxtext.trainers.pre_train import train
     from maxtext.utils import model_creation_utils
 
-    config = pyconfig.initialize(
-        ["", str(Path(package.__file__).parent / "configs" / "base.yml")],
-        run_name="real",
-        enable_checkpointing=False,
-        skip_jax_distributed_system=True,
-        hardware="gpu",
+    config = census.config_of_maxtext(
         quantization="fp8",
         attention="dot_product",
         decoder_block="llama2",
@@ -363,10 +356,7 @@ def keras_hub_gemma_step() -> Made:
             head_dim=WIDTH // HEADS,
         )
         model.quantize("float8")
-    trainable, rest = (
-        [jax.ShapeDtypeStruct(one.value.shape, one.value.dtype) for one in variables]
-        for variables in (model.trainable_variables, model.non_trainable_variables)
-    )
+    trainable, rest = census.of_keras(model)
     whole = [leaf for leaf in rest if not jnp.issubdtype(leaf.dtype, jnp.floating)]
     assert not whole, "only floats are differentiated"
 
