@@ -26,6 +26,7 @@ def check(
     fn: Callable,
     *args: Any,
     like: Callable | None = None,
+    calls_wanted: int = 1,
     kernels_wanted: int = 1,
     epilogue: str | None = None,
     amax: bool | None = None,
@@ -38,9 +39,9 @@ def check(
 
     `args` are arrays. `like` is a function with the right numbers: results must have its dtypes and
     shapes and lie within a few roundings of its values, also where each of the scalars is another
-    number. The program compiled for an H100 must hold one FP8 call, launch at most `kernels_wanted`
-    kernels, and the call must have the `epilogue`, `amax` and `alpha` that are given. The other
-    kernels may move `most_beside` bytes together.
+    number. The program compiled for an H100 must hold `calls_wanted` FP8 calls, launch at most
+    `kernels_wanted` kernels, and the first call must have the `epilogue`, `amax` and `alpha` that
+    are given. The other kernels may move `most_beside` bytes together.
     """
     name = getattr(fn, "__name__", "your function")
     try:
@@ -61,7 +62,8 @@ def check(
         return _verdict(name, lines, quiet)
     launched = kernels(module)
     calls = [k for k in launched if k.kind == FP8_CALL]
-    lines.append((len(calls) == 1, f"{counted(len(calls), 'FP8 matmul call')} (wanted 1)"))
+    count = f"{counted(len(calls), 'FP8 matmul call')} (wanted {calls_wanted})"
+    lines.append((len(calls) == calls_wanted, count))
     others = [k for k in launched if k not in calls]
     count = f"{counted(len(launched), 'kernel')} in all (at most {kernels_wanted})"
     if others:
