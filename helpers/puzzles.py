@@ -26,7 +26,8 @@ def check(
     fn: Callable,
     *args: Any,
     like: Callable | None = None,
-    kernels_wanted: int = 1,
+    calls_wanted: int = 1,
+    kernels_wanted: int | None = 1,
     epilogue: str | None = None,
     amax: bool | None = None,
     alpha: float | None = None,
@@ -38,9 +39,9 @@ def check(
 
     `args` are arrays. `like` is a function with the right numbers: results must have its dtypes and
     shapes and lie within a few roundings of its values, also where each of the scalars is another
-    number. The program compiled for an H100 must hold one FP8 call, launch at most `kernels_wanted`
-    kernels, and the call must have the `epilogue`, `amax` and `alpha` that are given. The other
-    kernels may move `most_beside` bytes together.
+    number. The program compiled for an H100 must hold `calls_wanted` FP8 calls, and launch at
+    most `kernels_wanted` kernels, with None any number. The first call must have the `epilogue`,
+    `amax` and `alpha` that are given. The other kernels may move `most_beside` bytes together.
     """
     name = getattr(fn, "__name__", "your function")
     try:
@@ -61,12 +62,14 @@ def check(
         return _verdict(name, lines, quiet)
     launched = kernels(module)
     calls = [k for k in launched if k.kind == FP8_CALL]
-    lines.append((len(calls) == 1, f"{counted(len(calls), 'FP8 matmul call')} (wanted 1)"))
+    count = f"{counted(len(calls), 'FP8 matmul call')} (wanted {calls_wanted})"
+    lines.append((len(calls) == calls_wanted, count))
     others = [k for k in launched if k not in calls]
-    count = f"{counted(len(launched), 'kernel')} in all (at most {kernels_wanted})"
-    if others:
-        count += f"; outside the call: {', '.join(f'{k.name} -> {k.result}' for k in others)}"
-    lines.append((len(launched) <= kernels_wanted, count))
+    if kernels_wanted is not None:
+        count = f"{counted(len(launched), 'kernel')} in all (at most {kernels_wanted})"
+        if others:
+            count += f"; outside the call: {', '.join(f'{k.name} -> {k.result}' for k in others)}"
+        lines.append((len(launched) <= kernels_wanted, count))
     if most_beside is not None:
         beside = sum(k.bytes_moved for k in others)
         said = f"{beside} bytes moved outside the call (at most {most_beside})"

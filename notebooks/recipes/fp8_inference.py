@@ -15,7 +15,7 @@ has them), several devices (chapter 16), causal masks.
 Make two programs, one for prompts and one that decodes. `linear`, `chain`, `gated` and `by_token`
 need cuBLASLt: jax.jit(prompt, compiler_options={"xla_gpu_enable_triton_gemm": False}).
 `weights_only` and `attend` need Triton, which is XLA's default: without it a kernel converts all
-that is stored in FP8.
+that is stored in FP8. So it does where the scale is on a weight or on the cache.
 
 Test what XLA makes of them:
 
@@ -120,8 +120,7 @@ def gated(x, gate_up, down, x_scale, gate_scale, up_scale, h_scale, down_scale):
 def attend(q, k, v, k_scale, v_scale):
     """Attention in bf16 to a cache in FP8: q [batch, heads, queries, size], k and v [batch, heads,
     length, size]. Calibrate the scales, and quantize each token's keys and values by them when they
-    are written: quantize(k, k_scale). The scales are on the scores and on the result. On the cache
-    they would have a kernel write all of it in bf16.
+    are written: quantize(k, k_scale). The scales are on the scores and on the result.
     """
     scores = jnp.einsum("bhqd,bhtd->bhqt", q, k.astype(bf16)).astype(f32)
     weights = jax.nn.softmax(scores * (k_scale * q.shape[-1] ** -0.5))
