@@ -105,6 +105,18 @@ def raised(error: Exception) -> str:
     return f"{name}: {first}" if first else name
 
 
+def judged(what_is_wrong: Callable[[Any], str], answer: Any) -> bool:
+    """Whether nothing is wrong with an answer, and prints that. `what_is_wrong` says it in words;
+    what it raises is wrong, too.
+    """
+    try:
+        wrong = what_is_wrong(answer)
+    except Exception as error:
+        wrong = raised(error)
+    print(f"not yet: {wrong}" if wrong else "solved")
+    return not wrong
+
+
 def as_number(value: Any) -> float | None:
     """The value as a float; None unless it is one finite number, of Python, NumPy or JAX."""
     try:

@@ -140,55 +140,6 @@ LAUNCHES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Wire:
-    """Bytes a second that a GPU, or a network card, sends: what NCCL reaches, and the line rate."""
-
-    likely: float
-    most: float
-    source: str
-
-
-#: By where the bytes go: between the 8 GPUs of a host, or through one of its network cards, of
-#: which there is one for each GPU.
-WIRES = {
-    "NVLink": Wire(
-        370e9,
-        450e9,
-        "nccl-tests, issue 212 (2024-05-06), NCCL's maintainer of an H100: 450 GB/s is the line "
-        "rate, 370 what NCCL reaches with the protocol's overhead",
-    ),
-    "network": Wire(
-        47e9,
-        50e9,
-        "nccl-tests, issue 290 (2025-03-03), NCCL's maintainer of NDR at 400 Gb/s: 46 to 48 GB/s "
-        "for each card; likely is the middle",
-    ),
-}
-HOST = 8  # GPUs that NVLink connects: an HGX or DGX H100
-
-
-def wire_rate(
-    devices: int, stride: int = 1, kind: str = "all-gather", end: str = "likely"
-) -> float:
-    """Bytes that each of so many devices sends in a second in a collective, at published rates.
-
-    `stride` is the distance of two neighbours in the numbering of all devices: 1 for the last axis
-    of a mesh. Of neighbours `HOST` are in a host. A group within a host sends by NVLink. Otherwise
-    it uses the network cards of those of its devices that share a host: together, as a ring or a
-    tree crosses from host to host once, but each by its own in an all-to-all or a permute, whose
-    pieces cannot share a card's way ("nccl-tests, issue 267", 2024-11-19). Other groups that send
-    at the same time have their own cards. Nothing here is measured.
-    """
-    nvlink, card = (getattr(WIRES[name], end) for name in ("NVLink", "network"))
-    if devices * stride <= HOST:
-        return nvlink
-    together = max(1, HOST // stride)
-    if kind in ("all-to-all", "collective-permute", "ragged-all-to-all"):
-        together = 1
-    return min(nvlink, together * card)
-
-
 def kind_of(line: Line) -> str:
     """What rate is a kernel's: a name in RATES; "" where it has none, as a collective, or a kernel
     that is not looked into.

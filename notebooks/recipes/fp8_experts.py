@@ -146,17 +146,10 @@ def fp8_experts(
     return take(combine(y, scales.y, scales.g), expert, place, gate)
 
 
-def example(on_wire: str) -> tuple[jax.Array, ...]:
-    """The result and the gradients of x and w, on all devices."""
-    devices = jax.devices()
-    auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((len(devices),), ("expert",), axis_types=auto)
-    keys = jax.random.split(jax.random.key(0), 5)
-    x = jax.random.normal(keys[0], (64 * len(devices), 128), bf16)
-    w = jax.random.normal(keys[1], (len(devices), 32, 128), bf16)
-    g = jax.random.normal(keys[2], (len(x), 32), bf16)
-    gate, expert = lax.top_k(jax.random.normal(keys[3], (len(x), len(devices))), 2)
-    scales = Scales(*(f32(amax / 448) for amax in (5, 5, 60, 5, 60)))
+def forward_and_backward(mesh: jax.sharding.Mesh, on_wire: str = "operands") -> Callable:
+    """(x, expert, gate, w, scales, g) -> the result, and the gradients of x and w for g, that of
+    the result. All but the scales are divided over the mesh's axis, "expert".
+    """
     tokens = P("expert")
     layer = jax.shard_map(
         functools.partial(fp8_experts, on_wire=on_wire),
@@ -165,8 +158,26 @@ def example(on_wire: str) -> tuple[jax.Array, ...]:
         out_specs=tokens,
         check_vma=False,
     )
-    y, pull = jax.vjp(lambda x, w: layer(x, expert, gate, w, scales), x, w)
-    return y, *pull(g)
+
+    def step(x, expert, gate, w, scales, g):
+        y, pull = jax.vjp(lambda x, w: layer(x, expert, gate, w, scales), x, w)
+        return y, *pull(g)
+
+    return step
+
+
+def example(on_wire: str) -> tuple[jax.Array, ...]:
+    """The result and the gradients of x and w, on all devices of the CPU."""
+    devices = jax.devices("cpu")
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((len(devices),), ("expert",), axis_types=auto, devices=devices)
+    keys = jax.random.split(jax.random.key(0), 5)
+    x = jax.random.normal(keys[0], (64 * len(devices), 128), bf16)
+    w = jax.random.normal(keys[1], (len(devices), 32, 128), bf16)
+    g = jax.random.normal(keys[2], (len(x), 32), bf16)
+    gate, expert = lax.top_k(jax.random.normal(keys[3], (len(x), len(devices))), 2)
+    scales = Scales(*(f32(amax / 448) for amax in (5, 5, 60, 5, 60)))
+    return forward_and_backward(mesh, on_wire)(x, expert, gate, w, scales, g)
 
 
 if __name__ == "__main__":

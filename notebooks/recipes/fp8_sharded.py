@@ -7,6 +7,8 @@ pair of shardings: the codes stay where the tensor is, and are then gathered.
     where = Where(w=(P("data"), P()))  # fully sharded: each device has a part of w, and needs all
     y = fp8_sharded(where, x, w, amaxes)
 
+`LAYOUTS` has this pair for an MLP, divided in five ways, and `mlp` is that MLP.
+
 Scales are delayed, as in `fp8_linear`: with `jit`, the amax of a divided tensor is one over all
 devices. As `fp8_decoder.py`'s product: Decoder(fp8=functools.partial(fp8_sharded, where)).
 
@@ -96,6 +98,51 @@ def backward(where, saved, g):
 fp8_sharded.defvjp(forward, backward)
 
 
+class Layout(NamedTuple):
+    """A mesh of eight devices; what lies where on it: tokens [T, width], weights [hidden, width]
+    and [width, hidden], hidden values; and `Where` for the MLP's two layers.
+    """
+
+    mesh: dict[str, int]
+    tokens: P
+    up: P
+    down: P
+    hidden: P
+    in_up: Where = Where()
+    in_down: Where = Where()
+
+
+D, M, B = "data", "model", ("data", "model")  # the axes of a mesh
+LAYOUTS = {
+    "data parallel": Layout({D: 8}, P(D), P(), P(), P(D)),
+    "fully sharded": Layout(
+        *({D: 8}, P(D), P(D), P(D), P(D)),
+        in_up=Where(w=(P(D), P())),
+        in_down=Where(w=(P(D), P())),
+    ),
+    "tensor parallel": Layout({M: 8}, P(), P(M), P(None, M), P(None, M)),
+    "sequence parallel": Layout(
+        *({M: 8}, P(M), P(M), P(None, M), P(None, M)),
+        in_up=Where(x=(P(M), P())),
+        in_down=Where(g=(P(M), P())),
+    ),
+    "both axes": Layout(
+        *({D: 2, M: 4}, P(B), P(M, D), P(D, M), P(D, M)),
+        in_up=Where(x=(P(B), P(D)), w=(P(M, D), P(M))),
+        in_down=Where(g=(P(B), P(D)), w=(P(D, M), P(None, M))),
+    ),
+}
+
+
+def mlp(layout: Layout, x: jax.Array, up: jax.Array, down: jax.Array, amaxes: jax.Array):
+    """A transformer's MLP with its residual: x [T, width], up [hidden, width], down [width,
+    hidden], and the amaxes of both layers, f32[2, 3, H].
+    """
+    h = jax.nn.relu(fp8_sharded(layout.in_up, x, up, amaxes[0]))
+    y = fp8_sharded(layout.in_down, shard(h, layout.hidden), down, amaxes[1])
+    return shard(x + y, layout.tokens)
+
+
 def example() -> list[float]:
     """The losses of some steps of gradient descent, on eight devices of a CPU too."""
     devices = jax.devices()
@@ -103,7 +150,7 @@ def example() -> list[float]:
     divided = NamedSharding(mesh, P("data"))
     x = jax.random.normal(jax.random.key(0), (8 * len(devices), 128), jnp.bfloat16)
     x, w = jax.device_put((x, jnp.zeros((4 * len(devices), 128))), divided)
-    layer = functools.partial(fp8_sharded, Where(w=(P("data"), P())))
+    layer = functools.partial(fp8_sharded, LAYOUTS["fully sharded"].in_up)
 
     @jax.jit
     @jax.value_and_grad

@@ -12,7 +12,7 @@ import pytest
 from fp8lens import inspect
 from fp8lens.bill.bill import TOTALS
 from fp8lens.bill.memory import Holds, alive_over_time, memory_of
-from fp8lens.bill.rates import RATES, WIRES, calibrated, wire_rate
+from fp8lens.bill.rates import RATES, calibrated
 from fp8lens.targets import TARGETS
 from helpers.records.results import load, load_programs
 
@@ -185,11 +185,3 @@ def test_likely_times_are_near_those_of_the_gpus_clock():
     assert len(errors) > 80 and statistics.median(errors) < 0.06
     assert sum(error < 0.1 for error in errors) > 0.7 * len(errors)
     assert outside == [("attention", "FP8, forward and backward")]
-
-
-def test_a_wires_rate_is_that_of_the_network_cards_which_a_group_has():
-    nvlink, card = WIRES["NVLink"].likely, WIRES["network"].likely
-    assert wire_rate(8) == wire_rate(2, stride=4) == nvlink  # within a host
-    assert wire_rate(32, stride=8) == card  # one of each host
-    assert wire_rate(8, stride=4) == 2 * card
-    assert wire_rate(64, kind="all-to-all") == card

@@ -81,7 +81,7 @@ def test_changes_are_rows_as_they_were_and_are():
 
 
 def test_programs_become_what_is_recorded():
-    """A sample: reference E and chapter 16 compare theirs, which are most, in each run."""
+    """A sample of them."""
     names = one_in(8, releases.programs())
     then = newest(releases.RECORD)
     made = json.loads(json.dumps(releases.rows(names)))
