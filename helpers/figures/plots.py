@@ -428,8 +428,9 @@ def plot_lines(
             if axis.get_scale() == "log":
                 plain_numbers(axis)
     figure.axes[-1].set_xlabel(label)
-    handles = figure.axes[0].get_lines()
-    figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
+    figure.legend(
+        handles=figure.axes[0].get_lines(), loc="outside upper left", ncols=2, frameon=False
+    )
     return figure
 
 

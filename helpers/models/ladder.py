@@ -78,11 +78,11 @@ _OTHERS: dict[str, Callable] = {
     "blocks": functools.partial(block_linear, by="mosaic"),
     "blocks by XLA": functools.partial(block_linear, by="dequantized"),
 }
-BESIDE: dict[str, Layer] = {"Flax's FP8 layer, cudnn": GPTLayer(fp8=True, attention="cudnn")}
-BESIDE |= {
+BESIDE: dict[str, Layer] = {
     name: GPTLayer(product=by_function(multiply), attention="cudnn")
     for name, multiply in _OTHERS.items()
 }
+BESIDE["Flax's FP8 layer, cudnn"] = GPTLayer(fp8=True, attention="cudnn")
 # For a Blackwell; Flax's layer in bf16 and with delayed scaling is compiled for both.
 ON_BLACKWELL: dict[str, Layer] = {
     "MXFP8": GPTLayer(product=by_function(mx_linear), attention="cudnn"),

@@ -27,7 +27,7 @@ def paired(one: Sequence[float], other: Sequence[float]) -> Difference:
     """`one` minus `other`, of the seeds that both have: the first ones."""
     seeds = min(len(one), len(other))
     differences = np.subtract(one[:seeds], other[:seeds])
-    low = high = np.nan
+    interval = np.nan, np.nan
     if seeds > 2:
-        low, high = stats.ttest_1samp(differences, 0).confidence_interval(CONFIDENCE)
-    return Difference(float(np.mean(differences)), float(low), float(high), seeds)
+        interval = stats.ttest_1samp(differences, 0).confidence_interval(CONFIDENCE)
+    return Difference(differences.mean(), *interval, seeds)
