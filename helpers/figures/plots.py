@@ -408,6 +408,32 @@ def plot_intervals(rows: Mapping[str, tuple[float, float, float]], label: str) -
     return figure
 
 
+@mpl.rc_context(STYLE)
+def plot_lines(
+    panels: Mapping[str, Mapping[str, tuple[Any, Any]]], label: str, alt: str, **settings: Any
+) -> Picture:
+    """Lines by name, each as (x, y), in a panel for each title. The first panel has all names: each
+    has one colour and one style in all panels. `label` says what x is, `settings` are those of all
+    axes.
+    """
+    figure, grid = _axes(FIGURE_WIDTH, 1 + 2 * len(panels), alt, ratios=[1] * len(panels))
+    names = list(next(iter(panels.values())))
+    for axes, (title, lines) in zip(np.ravel(grid), panels.items(), strict=True):
+        for name, (x, y) in lines.items():
+            n = names.index(name)
+            axes.plot(x, y, STYLES[n % 4], color=PALETTE[n], linewidth=2, label=name)
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.set(**settings)
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log":
+                plain_numbers(axis)
+    figure.axes[-1].set_xlabel(label)
+    figure.legend(
+        handles=figure.axes[0].get_lines(), loc="outside upper left", ncols=2, frameon=False
+    )
+    return figure
+
+
 class _Bar(NamedTuple):
     """A kernel: its place from the top, in rows, and the bytes moved before and by it."""
 

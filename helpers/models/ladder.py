@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fp8lens import Inspection, Target
 from fp8lens.bill.rates import RATES, calibrated
@@ -42,7 +41,6 @@ BASES: dict[str, Layer] = {
     "restructured": Lean(fp8=False),
     "restructured, AdamW": Lean(fp8=False, **_ADAMW),
     "restructured, AdamW, cudnn": Lean(fp8=False, **_CUDNN),
-    "restructured, AdamW, cudnn, causal": Lean(fp8=False, causal=True, **_CUDNN),
 }
 # Each rung has what those before it have.
 RUNGS: dict[str, Layer] = {
@@ -62,14 +60,6 @@ RUNGS: dict[str, Layer] = {
 }
 # Wrong on an H200: this rung is compiled alone.
 BY_COMPILE = "FP8 attention, both ways"
-# Steps beside the ladder: with Optax's optimizer, to see what the pass saves that also quantizes;
-# with a causal mask; and Flax's layer with cuDNN's attention.
-BESIDE: dict[str, Layer] = {
-    "AdamW by Optax": Lean(up_in_fp8=True, optimizer=optax.adamw(RATE)),
-    "causal": Lean(up_in_fp8=True, causal=True, **_CUDNN),
-    "causal, FP8 forward": Lean(up_in_fp8=True, causal=True, fp8_attention="forward", **_CUDNN),
-    "Flax's FP8 layer, cudnn": GPTLayer(fp8=True, attention="cudnn"),
-}
 
 
 def mxfp8_linear(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -81,17 +71,18 @@ def mxfp8_linear(x: jax.Array, w: jax.Array) -> jax.Array:
     )[0]
 
 
-# Other recipes in Flax's layer, each with cuDNN's attention.
+# Beside the ladder: Flax's layer, and other recipes in it, each with cuDNN's attention.
 _OTHERS: dict[str, Callable] = {
     "current": fp8_current,
     "unit scaled": unit_linear,
     "blocks": functools.partial(block_linear, by="mosaic"),
     "blocks by XLA": functools.partial(block_linear, by="dequantized"),
 }
-BESIDE |= {
+BESIDE: dict[str, Layer] = {
     name: GPTLayer(product=by_function(multiply), attention="cudnn")
     for name, multiply in _OTHERS.items()
 }
+BESIDE["Flax's FP8 layer, cudnn"] = GPTLayer(fp8=True, attention="cudnn")
 # For a Blackwell; Flax's layer in bf16 and with delayed scaling is compiled for both.
 ON_BLACKWELL: dict[str, Layer] = {
     "MXFP8": GPTLayer(product=by_function(mx_linear), attention="cudnn"),
@@ -127,24 +118,12 @@ def steps() -> dict[str, Step]:
 
 
 def base_of(layer: Layer) -> str:
-    """Of BASES, Flax's layer with the same attention, where it has the same optimizer, too."""
-    if isinstance(layer, Lean) and layer.optimizer != Descent():
-        return fair_base_of(layer)
-    return layer.attention
-
-
-def fair_base_of(layer: Layer) -> str:
-    """Of BASES, the one that is restructured as the lean layers are, and has the same optimizer and
-    the same attention in bf16. JAX's stands for XLA's.
+    """Of BASES, Flax's layer with the same attention; with AdamW, the one that is restructured as
+    the lean layers are, with the same attention in bf16. JAX's stands for XLA's.
     """
-    if not isinstance(layer, Lean) or layer.optimizer == Descent():
-        return "restructured"
-    parts = ["restructured", "AdamW"]
-    if layer.attention == "cudnn":
-        parts.append("cudnn")
-    if layer.causal:
-        parts.append("causal")
-    return ", ".join(parts)
+    if isinstance(layer, Lean) and layer.optimizer != Descent():
+        return "restructured, AdamW, cudnn" if layer.attention == "cudnn" else "restructured, AdamW"
+    return layer.attention
 
 
 def step_of(layer: Layer) -> Callable:
@@ -209,8 +188,7 @@ def cost_of(seen: Inspection, x: Any, chip: Target) -> Cost:
     A kernel by hand counts by the bytes that it moves: a pass at the published rate of reductions,
     which it makes, too. JAX's attention counts by its FLOPs: of its nine products for each head,
     two are the forward pass's, and two it computes twice. It is taken to reach the published rate
-    of matmuls. cuDNN's counts as fp8lens does it, two products and five; with a causal mask half
-    of them.
+    of matmuls. cuDNN's counts as fp8lens does it, two products and five.
     """
     of_parts: dict[str, list[Line]] = {name: [] for name in PARTS}
     for line in seen.ledger:
@@ -249,14 +227,14 @@ def _cost_of_part(lines: list[Line], x: Any, chip: Target) -> Part:
     at_roofline = likely = 0.0
     alone = 0  # calls of JAX's attention: its passes are taken together
     for line in lines:
-        seconds = _share_of_scores(line, x) * line.kernel.seconds(chip) * line.runs
+        seconds = line.kernel.seconds(chip) * line.runs
         if is_pass(line):
             at_roofline, likely = at_roofline + seconds, likely + seconds / RATES["reduction"].share
         elif line.what == "opaque":
             alone += 1
         elif found := calibrated([line], chip):
             at_roofline += seconds
-            likely += found.likely * _share_of_scores(line, x)
+            likely += found.likely
         else:
             raise ValueError(f"{line.name} has no published rate: cost_of is for one GPU")
     if alone:
@@ -265,15 +243,6 @@ def _cost_of_part(lines: list[Line], x: Any, chip: Target) -> Part:
         at_roofline, likely = at_roofline + seconds, likely + seconds / RATES["matmul"].share
     moved = sum(line.nbytes for line in lines)
     return Part(at_roofline, likely, moved, sum(line.runs for line in lines))
-
-
-def _share_of_scores(line: Line, x: Any) -> float:
-    """How many of its scores attention computes: with a causal mask half of them."""
-    if not line.kernel.kind.startswith("__cudnn$fmha"):
-        return 1.0
-    config: Any = line.kernel.instruction.backend_config
-    is_causal = config["cudnn_fmha_backend_config"]["mask_type"] == "CAUSAL"
-    return (1 + 1 / x.shape[1]) / 2 if is_causal else 1.0
 
 
 class Ladder(NamedTuple):

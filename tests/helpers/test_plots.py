@@ -21,6 +21,11 @@ FIGURES = {
         {"w": np.array([0.5, 0, -3])}, ["float8_e4m3fn", "float8_e5m2"]
     ),
     "intervals": lambda: plots.plot_intervals({"FP8": (-0.1, 0.1, 0.3)}, "error (%)"),
+    "lines": lambda: plots.plot_lines(
+        {"H100": {"FP8": ([1], [2])}},
+        "tokens",
+        "The time of a step, by its tokens: one line.",
+    ),
     "ranges": lambda: plots.plot_ranges(["float8_e4m3fn", "float16"]),
     "parts": lambda: plots.plot_parts({"H100": {"bf16": {"matmuls": 2, "rest": 1}}}, "time (ms)"),
     "memory": lambda: plots.plot_memory(

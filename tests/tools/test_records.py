@@ -109,7 +109,7 @@ def test_the_kept_weight_is_the_whole_one_of_the_last_amax():
 @weekly
 @pytest.mark.parametrize("name", ladder.STEPS)
 def test_a_step_costs_what_is_recorded(name):
-    """Chapter 15 holds the last step, and its bf16 one, to the record in each run."""
+    """Chapter 15 holds the step with FP8 attention forward to the record in each run."""
     assert ladder.costs(name) == RECORDS["ladder"]["steps"][name]
 
 

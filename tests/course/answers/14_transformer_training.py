@@ -22,7 +22,9 @@ def ends(*blocks: int) -> tuple[str, ...]:
 careful.right(Decoder(blocks=4, in_bf16=("scores", *ends(0, 3))))
 careful.wrong("not yet: give a Decoder, not tuple")(ends(0, 3))
 careful.wrong("its precision is 'bf16'")(Decoder("bf16", blocks=4))
-careful.wrong("should be FP8: ['1.down'")(Decoder(blocks=4, in_bf16=("scores", *ends(0, 1, 3))))
+careful.wrong("not yet: in the wrong precision: ['1.down'")(
+    Decoder(blocks=4, in_bf16=("scores", *ends(0, 1, 3)))
+)
 
 
 @chapter.puzzle(lambda: chapter.alarm)
