@@ -27,23 +27,28 @@ from tools.site import build, explorers, pyodide
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOUCHABLE = 24  # CSS pixels: WCAG 2.2, 2.5.8
 NAMES = list(explorers.EXPLORERS)
+CHAPTERS = ("notebooks/03_scaled_matmul", "notebooks/11_libraries")
 # Sphinx tells the authors of its extensions what will change.
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
 
 
 @contextlib.contextmanager
 def try_site(project: Path) -> Iterator[str]:
-    """The address of a site with the pages of explorers alone, which is built in seconds."""
+    """The address of a site of the first page, two chapters and the pages of explorers, which is
+    built in seconds.
+    """
     contents = yaml.safe_load((ROOT / "myst.yml").read_text())
-    pages = [f"{explorers.FOLDER}/{name}.ipynb" for name in NAMES]
+    pages = [f"{page}.ipynb" for page in (*CHAPTERS, *(f"{explorers.FOLDER}/{n}" for n in NAMES))]
     contents["project"]["toc"] = [
         {"file": "README.md"},
         {"title": "Try it", "children": [{"file": page} for page in pages]},
     ]
     (project / "myst.yml").write_text(yaml.safe_dump(contents))
-    (project / "README.md").write_text("# Index\n\nText.\n")
+    shutil.copyfile(ROOT / "README.md", project / "README.md")
     shutil.copytree(ROOT / "img", project / "img")
     shutil.copytree(ROOT / explorers.FOLDER, project / explorers.FOLDER)
+    for name in CHAPTERS:
+        shutil.copyfile(ROOT / f"{name}.ipynb", project / f"{name}.ipynb")
     source, out = project / "source", project / "html"
     build.copy_sources(project, source)
     # What it warns of: links to pages that are not there. The whole site's test has none.
@@ -109,6 +114,26 @@ def test_everybody_can_use_it(site, browser, name, width, scheme):
             page.add_style_tag(content="html { font-size: 200% !important }")
             page.evaluate(DRAWN)
             assert not overflows(page), "with large text"
+
+
+# Of each list, what has no room in its box. Before its arrow a browser leaves some pixels.
+CUT = """() => [...document.querySelectorAll(".explorer select")].flatMap(select => {
+    const style = getComputedStyle(select), pen = document.createElement("canvas").getContext("2d")
+    pen.font = style.font
+    const padding = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight)
+    const room = select.clientWidth - padding - 18
+    const texts = [...select.options].map(option => option.text)
+    return select.checkVisibility() ? texts.filter(text => pen.measureText(text).width > room) : []
+})"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_list_cuts_its_texts(site, browser, name):
+    with explorer(browser, site, name) as page:
+        for width in (1920, 1366, 390):
+            see(page, width, "light")
+            page.evaluate(DRAWN)
+            assert page.evaluate(CUT) == [], width
 
 
 # In the place of the page's explorer it stands anew, in boxes of two sizes, with these attributes.

@@ -1,4 +1,4 @@
-"""The pages of "Try it" in Firefox, another engine than Chromium: none has an error, and each
+"""Some pages of the site in Firefox, another engine than Chromium: none has an error, and each
 explorer answers to a change. The distribution's Firefox is spoken to by WebDriver BiDi, which
 Playwright's own protocol is not.
 """
@@ -16,6 +16,7 @@ import pytest
 import websocket
 
 from tests.conftest import WAIT
+from tests.course.test_explorers import CHAPTERS
 from tools.site import explorers, pyodide
 
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
@@ -91,6 +92,14 @@ def firefox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Firefox]:
             yield Firefox(next(filter(None, found))[1])
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("page", ["index", *CHAPTERS])
+def test_a_page_has_no_error(site, firefox, page):
+    firefox.open(f"{site}{page}.html")
+    firefox.wait("document.querySelector('h1') && document.fonts.status == 'loaded'")
+    assert firefox.run("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert not firefox.wrong
 
 
 # The first select gets its last value; without a select the button that matters most is pressed.

@@ -245,6 +245,19 @@ def test_the_api_has_a_line_a_place_and_a_source_for_every_public_name(site):
     assert texts()["api.html"].count(">[source]<") > len(fp8lens.__all__)
 
 
+def test_a_table_of_recipes_is_sorted_by_a_click(site, browser):
+    with opened(browser, f"{site}notebooks/G_training_recipes.html", 390) as page:
+        head = page.locator("thead th button", has_text="GB moved")
+        for order, wanted in (("ascending", sorted), ("descending", lambda v: sorted(v)[::-1])):
+            head.click()
+            column = page.locator(f"th[aria-sort={order}]").evaluate(
+                """head => [...head.closest("table").tBodies[0].rows].map(
+                    row => row.cells[head.cellIndex].textContent)"""
+            )
+            moved = [float(text) for text in column]
+            assert len(moved) > 10 and moved == wanted(moved)
+
+
 # What a reader may look for, and a page or a section that is to be among the first five.
 SOUGHT = {
     "bias float32 kernel": "06_bias_matmul.html",

@@ -280,8 +280,8 @@ def _runs(computations: dict[str, Lines], name: str, times: int) -> Iterator[tup
 
 def _traffic(line: Line, lines: Lines, computations: dict[str, Lines]) -> int:
     """The bytes that a kernel reads and writes: each operand and each result once, whole, but for a
-    library's scratch space, and once what is both factors of a product; of what it only cuts out of an operand, or puts into one, no more than
-    that.
+    library's scratch space, and once what is both factors of a product; of what it only cuts out of
+    an operand, or puts into one, no more than that.
     """
     read = [_nbytes(lines[operand].type) for operand in line.operands]
     written = line.type

@@ -11,7 +11,9 @@ import functools
 import importlib.metadata
 import re
 
+import jax
 import pytest
+from jax.interpreters import partial_eval
 
 from tests.weekly import NIGHTLY
 
@@ -21,6 +23,7 @@ if not NIGHTLY:
 from fp8lens import Inspection, inspect
 from fp8lens.rules.libraries import LIBRARIES
 from fp8lens.rules.reason import Reason
+from tests.fp8lens.oracle import flops, launched
 from tests.programs.library_programs import PROGRAMS
 from tools.recorders import census
 
@@ -32,6 +35,33 @@ def seen(name: str) -> Inspection:
 
 
 # Rows and kernels -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_flop_is_lost(name):
+    fn, args = PROGRAMS[name]()
+    jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+    # A custom gradient multiplies for the first layer's input too, and nobody reads that.
+    used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    found, written = seen(name).report.flops, flops(used)
+    assert found == written, f"{found} {written}"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_rows_are_the_calls_of_the_text(name):
+    report, text = seen(name).report, seen(name).compiled.as_text()
+    assert len(report.fp8_rows) == text.count('"__cublas$lt$matmul$f8"')
+    assert len(report.rows) == len(
+        re.findall(r'target="__cublas\$(?:lt\$matmul|gemm)', text)
+    ) + len(re.findall(r" dot\(", text))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_ledger_adds_up_to_the_text(name):
+    report, ledger = seen(name).report, seen(name).ledger
+    assert (report.kernels, report.bytes_moved) == launched(seen(name).compiled.as_text())
+    assert (ledger.kernels, ledger.bytes_moved) == (report.kernels, report.bytes_moved)
+    assert {line.name for line in ledger.of("matmul")} == {row.name for row in report.rows}
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if "trained" in name])
