@@ -344,7 +344,7 @@ def test_files_and_text_are_read_and_what_is_no_dump_is_refused(dump):
     assert saved == json.loads(inspect(TEXT).json())
     give(dump, ("bad.txt", TEXT[:5000].encode()))
     expect(dump.locator(".told.wrong")).to_contain_text("bad.txt is not one whole HLO module")
-    assert not dump.locator(".tabs").count() and dump.locator(".stored").is_visible()
+    expect(dump.locator(".result")).to_contain_text("pasted.txt (module")  # as before
 
 
 # In the place of a program that runs on a GPU: it is compiled for one.
@@ -380,6 +380,10 @@ def test_a_dump_outlives_a_reload_until_it_is_forgotten(dump):
     read(dump, DUMP)
     expect(dump.locator(".keeping")).to_contain_text("a reload shows it again")
     verdict = dump.locator(".result .verdict").inner_text()
+    give(dump, ("picture.png", b"\x89PNG"))  # which is no dump
+    expect(dump.locator(".told.wrong")).to_contain_text("picture.png is ")
+    dump.get_by_role("tab", name="HLO").click()
+    expect(dump.locator("#panel-hlo")).to_contain_text("%cubl")
     dump.reload()
     shown(dump)
     read(dump, DUMP)
