@@ -165,6 +165,7 @@ def test_an_explorer_that_fails_leaves_the_stored_answer(site, browser):
 
 BITS, TRACE, CHOICE = "[data-answer=code]", ".answer", ".answer strong"
 LINKS = [
+    ("model", "#code=def f(x): x%0Adef g(y): y&asked=g", ".wrong", "Of y, give a type and a shape"),
     ("bits", "#value=1&format=float8_e5m2", BITS, "0x3C"),
     ("bits", "#format=gone&zoom=1e9&clamp=3&value=465", BITS, "0x7E"),
     ("scaling", "#history=4", TRACE, "With a history of 4 "),
