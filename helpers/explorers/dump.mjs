@@ -88,6 +88,10 @@ class Lens {
     });
   }
 
+  get isRunning() {
+    return this.#worker !== undefined;
+  }
+
   stop(why = CANCELLED) {
     this.#worker?.terminate();
     this.#worker = undefined;
@@ -309,8 +313,8 @@ class Page {
         "p",
         {},
         h("b", {}, "1. Make a dump"),
-        " where your program runs: XLA writes it to the folder dumps when it compiles. Without a GPU, ",
-        h("a", { href: "model.html" }, "bring your model"),
+        " where your program runs: XLA writes it to the folder dumps when it compiles. Without a GPU, see ",
+        h("a", { href: "model.html" }, "Check my model"),
         ".",
       ),
       h("div", { class: "command" }, h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "The command" }, h("code", {}, command)), copying(() => command, "Copy the command")),
@@ -346,30 +350,33 @@ class Page {
 
   // Reading ----------------------------------------------------------------------------------------------------------
 
-  // `files`, {name, file} each, is null for the example; `program` names one that the site has.
+  // `files`, {name, file} each, is null for the example; `program` names one that the site has. What cannot be read leaves
+  // the report that is shown, and what is kept.
   async read(files, program = "") {
     if (files && !files.length) return;
-    this.model.set("program", program);
-    this.model.save_changes();
-    this.clear();
     const turn = ++this.turn;
     const before = document.activeElement;
     this.busy(true);
     try {
       const summary = await this.lens.ask(files ? "read" : "example", { files, most: MOST }, (told) => this.tell(told));
+      this.model.set("program", program);
+      this.model.save_changes();
+      this.clear();
       this.summary = summary;
       this.tell(summary.said || `Read ${summary.name}.`, false, summary.answer);
       this.open();
       await this.keep(program ? null : files?.filter(({ name }) => summary.used.includes(name)), turn);
     } catch (error) {
-      kept.forget();
       if (error.isFatal) this.lens.stop();
+      if (!this.summary) kept.forget();
+      else if (!this.lens.isRunning) {
+        this.clear(); // the worker that had it is gone: it is read anew
+        await this.again();
+      }
       if (error.message !== CANCELLED) this.tell(error.message, true);
     } finally {
-      if (turn === this.turn) {
-        this.busy(false);
-        this.refocus(before);
-      }
+      if (turn === this.turn) this.busy(false);
+      this.refocus(before);
     }
   }
 
@@ -397,7 +404,7 @@ class Page {
   busy(is) {
     this.bar.hidden = this.cancel.hidden = !is;
     if (is) this.tell("Starting");
-    for (const area of this.el.querySelectorAll(".drop")) area.inert = is;
+    for (const area of this.el.querySelectorAll(".drop, .result")) area.inert = is;
     this.el.toggleAttribute("data-busy", is);
   }
 
@@ -429,8 +436,10 @@ class Page {
   }
 
   stop() {
+    const isShown = this.summary !== null;
     this.lens.stop();
-    this.forget("Cancelled. Nothing is kept of the dump.");
+    if (isShown) this.tell("Cancelled.");
+    else this.forget("Cancelled. Nothing is kept of the dump.");
   }
 
   forget(said) {

@@ -9,14 +9,14 @@
 // a question is a message, {choice, sizes}, and so is its answer, {asked, found} or {asked, wrong}. XLA's texts reach the
 // page only as text nodes.
 //
-// In an element with `data-compact` it shows two programs alone, to switch between: a layer as one might write it, and in
+// In an element with `data-compact` it shows two programs alone, to switch between: a layer that loses two steps, and in
 // one call. The attribute's value is the address of the page with all choices, to which it leads; or nothing.
 
 import { coloured, copying, linkTo, make, pageOfRule, partsOfHlo, partsOfPython } from "./elements.mjs";
 
 const RECORD = "fusion_lab.json.gz";
 const SIZES = ["m", "n", "k"]; // in a notebook
-const PAIR = ["As one might write it", "All in one call"]; // of the tries, where there is little room
+const PAIR = ["Bias in float32, b stored as [K, N]", "All in one call"]; // of the tries, where there is little room
 
 // The record ----------------------------------------------------------------------------------------------------------
 

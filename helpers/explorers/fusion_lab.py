@@ -162,7 +162,7 @@ GRIDS = (
 #: Changes of the first choice that are worth a look, by what they are called.
 TRIES: Mapping[str, Choice] = {
     "All in one call": {},
-    "As one might write it": {"bias": "f32", "layout": "kn"},
+    "Bias in float32, b stored as [K, N]": {"bias": "f32", "layout": "kn"},
     "A float32 bias": {"bias": "f32"},
     "No clamp": {"result": "e4m3-no-clamp"},
     "Clamp first": {"result": "e4m3-clamp-first"},

@@ -1,9 +1,11 @@
-// "Bring your model": for a function that is pasted, how fp8lens is asked what XLA makes of it: the command, a test, and how
+// "Check my model": for a function that is pasted, how fp8lens is asked what XLA makes of it: the command, a test, and how
 // to dump the program that it is a part of. Nothing is run here.
 //
 // The model has
-//   code             the text of a file with the function, or of the function alone: its first `def` counts
-//   shapes           of the function's arguments, as `fp8lens --shapes` has them: "bf16[64,256] f32[]"
+//   code             the text of a file with the function, or of the function alone
+//   asked            the function's name; "" for the file's last
+//   shapes           of each argument by its name, as `fp8lens --shapes` has them: {"x": "bf16[64,256]"}; of what is no
+//                    array, such as Flax's variables, Python that makes it by shapes alone
 //   chip, gemm       for what it is compiled, and who may run its matmuls
 //   backward         whether its gradients are compiled too
 //   types, libraries, chips, command   what can be chosen, and what makes a dump: helpers/explorers/model.py
@@ -12,15 +14,24 @@ import { coloured, copying, field, fill, linkTo, make, partsOfPython, redrawn, s
 const FILE = "layers.py";
 const IMPORTS = "import jax\nimport jax.numpy as jnp\n";
 const SHAPE = /^(\w+)\[((?:\d+(?:,\d+)*)?)\]$/;
-const FIRST = "bf16[512,1024]"; // what an argument is until it is said
+const FIRST = "bf16[512,1024]"; // an example of an argument's type and shape
+const NAME = String.raw`[\p{L}_][\p{L}\p{M}\p{N}_]*`;
 
-/** The name of the first function of a code, and its arguments that have no default; null if there is none. */
-export function signatureOf(code) {
-  const found = /^[ \t]*def\s+(\w+)\s*\(/m.exec(code);
-  if (!found) return null;
+/** The functions of a code, each with the names of its arguments that have no default: those that no class or function
+ * holds, or if there are none, all. */
+export function signaturesOf(code) {
+  const found = [...code.matchAll(new RegExp(String.raw`^([ \t]*)def\s+(${NAME})\s*\(`, "gmu"))];
+  const outer = found.filter(([, indent]) => !indent);
+  return (outer.length ? outer : found).map(one => ({
+    name: one[2].normalize("NFKC"), // as Python has it
+    names: argumentsOf(code.slice(one.index + one[0].length)),
+  }));
+}
+
+function argumentsOf(rest) {
   const parts = [""];
   let depth = 0;
-  for (const letter of code.slice(found.index + found[0].length).replace(/#.*/g, "")) {
+  for (const letter of rest.replace(/#.*/g, "")) {
     if (depth === 0 && letter === ")") break;
     depth += "([{".includes(letter) - ")]}".includes(letter);
     if (depth === 0 && letter === ",") parts.push("");
@@ -29,12 +40,28 @@ export function signatureOf(code) {
   const names = [];
   for (const part of parts.map(one => one.trim())) {
     if (part.startsWith("*")) break; // what follows is given by name
-    if (/^\w/.test(part) && !part.includes("=")) names.push(/^\w+/.exec(part)[0]);
+    const [name] = new RegExp(`^${NAME}`, "u").exec(part) ?? [];
+    if (name && !part.includes("=")) names.push(name.normalize("NFKC"));
   }
-  return { name: found[1], names };
+  return names;
 }
 
-const shapesOf = text => text.split(" ").filter(Boolean);
+/** The function that is asked about: the one that is named, else the file's last that has arguments. */
+export function signatureOf({ code, asked }) {
+  const all = signaturesOf(code);
+  return all.findLast(one => one.name === asked) ?? all.findLast(one => one.names.length) ?? all.at(-1) ?? null;
+}
+
+const INIT = name => `jax.eval_shape(model.init, jax.random.key(0), ${name})`;
+
+/** What is said of an argument; of Flax's variables what mostly makes them. */
+function saidOf({ shapes }, name, names) {
+  if (Object.hasOwn(shapes, name)) return String(shapes[name]);
+  return name === "variables" ? INIT(names.find(one => one !== name) ?? "x") : "";
+}
+
+const shapeOf = text => SHAPE.exec(text.replace(/\s/g, ""));
+const isMade = text => !shapeOf(text) && text.includes("(");
 
 /** What cannot be answered, in a sentence; "" if all can. */
 function complaint(given, signature) {
@@ -42,10 +69,15 @@ function complaint(given, signature) {
   const { names } = signature;
   if (names[0] === "self") return "This is a method: write a function that calls it, such as def step(variables, x): return model.apply(variables, x).";
   if (!names.length) return "The function has no arguments: XLA would compute its result when it compiles.";
-  for (const [at, name] of names.entries()) {
-    const [, type] = SHAPE.exec(given.shapes[at]) ?? [];
+  for (const name of names) {
+    const text = saidOf(given, name, names);
+    if (/^\s*\w+\s*\[[^\]]*@/.test(text)) {
+      return `${name} is sharded. What this page gives is for one device: leave out @ and what follows it, or write the command yourself, with --mesh data=8.`;
+    }
+    if (isMade(text)) continue;
+    const [, type] = shapeOf(text) ?? [];
     if (!Object.hasOwn(given.types, type ?? "")) {
-      return `Of ${name}, give a type and a shape, such as f32[64,256], or f32[] for one number. Types: ${Object.keys(given.types).join(", ")}.`;
+      return `Of ${name}, give a type and a shape, such as ${FIRST}, or f32[] for one number. Types: ${Object.keys(given.types).join(", ")}.`;
     }
   }
   if (given.backward && !differentiated(given, names).length) {
@@ -54,19 +86,48 @@ function complaint(given, signature) {
   return "";
 }
 
-/** The numbers of the arguments that have a gradient: arrays of a float type wider than FP8. */
+/** The numbers of the arguments that have a gradient: arrays of a float type wider than FP8, and what is no array. */
 function differentiated(given, names) {
-  const isWide = at => /^(bf16|f16|f32)\[\d/.test(given.shapes[at]);
-  return names.map((_, at) => at).filter(isWide);
+  const isWide = text => isMade(text) || /^(bf16|f16|f32)\[\d/.test(text.replace(/\s/g, ""));
+  return names.map((_, at) => at).filter(at => isWide(saidOf(given, names[at], names)));
 }
 
-/** The file with the function, and beside it one that computes its gradients. */
-function fileOf(given, { name, names }) {
+/** An argument in Python. */
+function arrayOf(given, text) {
+  const [, type, dims] = shapeOf(text);
+  const tuple = dims.includes(",") || !dims ? `(${dims.replaceAll(",", ", ")})` : `(${dims},)`;
+  return `jax.ShapeDtypeStruct(${tuple}, jnp.${given.types[type]})`;
+}
+
+/** The function of --args; "" where each argument is an array, whose shape the command has. */
+function makerOf(given, { name, names }) {
+  const said = names.map(one => [one, saidOf(given, one, names)]);
+  if (!said.some(([, text]) => isMade(text))) return "";
+  const lines = [
+    ...said.filter(([, text]) => !isMade(text)).map(([one, text]) => `${one} = ${arrayOf(given, text)}`),
+    ...said.filter(([, text]) => isMade(text)).map(([one, text]) => `${one} = ${text.trim()}`),
+  ];
+  return `
+
+def ${name}_arguments():
+    """What ${name} is compiled with: shapes alone, nothing is computed."""
+    ${lines.join("\n    ")}
+    return ${names.join(", ")}${names.length > 1 ? "" : ","}
+`;
+}
+
+/** The file with the function, and beside it one that makes its arguments, and one that computes its gradients. */
+function fileOf(given, signature) {
   const hasImports = /^\s*(import|from)\s/m.test(given.code);
   const own = `${hasImports ? "" : `${IMPORTS}\n\n`}${given.code.trim()}\n`;
-  if (!given.backward) return own;
+  const further = makerOf(given, signature) + (given.backward ? gradientsOf(given, signature) : "");
+  const knowsJax = /^import (.*, *)?jax *(,|#|$)/m.test(own) && /^(import|from) .*\bjnp\b/m.test(own);
+  return `${own}${further && !knowsJax ? `\n${IMPORTS}` : ""}${further}`;
+}
+
+function gradientsOf(given, { name, names }) {
   const numbers = differentiated(given, names);
-  return `${own}
+  return `
 
 def ${name}_and_gradients(*arguments):
     """The gradients of ${numbers.map(at => names[at]).join(", ")}, by a loss in the place of yours."""
@@ -79,32 +140,41 @@ def ${name}_and_gradients(*arguments):
 `;
 }
 
-function testOf(given, { names }, asked) {
-  const shapes = names.map((name, at) => {
-    const [, type, dims] = SHAPE.exec(given.shapes[at]);
-    const tuple = dims.includes(",") || !dims ? `(${dims.replaceAll(",", ", ")})` : `(${dims},)`;
-    return `        jax.ShapeDtypeStruct(${tuple}, jnp.${given.types[type]}),  # ${name}`;
-  });
+function testOf(given, { name, names }, asked) {
+  const module = FILE.replace(".py", "");
+  const target = `target="${given.chip}", gemm="${given.gemm}"`;
+  if (makerOf(given, { name, names })) {
+    return `from fp8lens import assert_fp8_gemms
+
+from ${module} import ${asked}, ${name}_arguments
+
+
+def test_${asked}_multiplies_in_fp8():
+    assert_fp8_gemms(${asked}, *${name}_arguments(), ${target})
+`;
+  }
+  const shapes = names.map(one => `        ${arrayOf(given, saidOf(given, one, names))},  # ${one}`);
   return `${IMPORTS}from fp8lens import assert_fp8_gemms
 
-from ${FILE.replace(".py", "")} import ${asked}
+from ${module} import ${asked}
 
 
 def test_${asked}_multiplies_in_fp8():
     shapes = [
 ${shapes.join("\n")}
     ]
-    assert_fp8_gemms(${asked}, *shapes, target="${given.chip}", gemm="${given.gemm}")
+    assert_fp8_gemms(${asked}, *shapes, ${target})
 `;
 }
 
 /** What the page gives for a function: a title, what it is for, and a text each. */
 export function textsOf(given) {
-  const signature = signatureOf(given.code);
+  const signature = signatureOf(given);
   const wrong = complaint(given, signature);
   if (wrong) return { wrong, texts: [] };
   const asked = given.backward ? `${signature.name}_and_gradients` : signature.name;
-  const shapes = given.shapes.slice(0, signature.names.length).join(" ");
+  const shapes = signature.names.map(one => saidOf(given, one, signature.names).replace(/\s/g, "")).join(" ");
+  const how = makerOf(given, signature) ? `--args ${signature.name}_arguments` : `--shapes "${shapes}"`;
   const options = `--target ${given.chip} --gemm ${given.gemm}`;
   return {
     wrong: "",
@@ -113,7 +183,7 @@ export function textsOf(given) {
       {
         name: "The command",
         say: "It compiles, and says of each matmul in which type it multiplies, what is left outside, why, and the fix. It needs no GPU.",
-        text: `fp8lens ${FILE}:${asked} --shapes "${shapes}" ${options} --ledger --reasons\n`,
+        text: `fp8lens ${FILE}:${asked} ${how} ${options} --ledger --reasons\n`,
       },
       { name: `test_${FILE}`, say: "It fails, with these reasons, if a matmul is not FP8.", text: testOf(given, signature, asked) },
       {
@@ -125,15 +195,12 @@ export function textsOf(given) {
   };
 }
 
-const KEYS = ["code", "chip", "gemm", "backward", "types", "command"];
+const KEYS = ["code", "asked", "shapes", "chip", "gemm", "backward", "types", "command"];
 
 function given(model) {
   const found = Object.fromEntries(KEYS.map(key => [key, model.get(key)]));
-  const count = signatureOf(found.code)?.names.length ?? 0;
-  const shapes = shapesOf(model.get("shapes"));
   return {
     ...found,
-    shapes: Array.from({ length: count }, (_, at) => shapes[at] ?? FIRST),
     chip: model.get("chips").includes(found.chip) ? found.chip : "H100",
     gemm: Object.hasOwn(model.get("libraries"), found.gemm) ? found.gemm : "cublaslt",
   };
@@ -166,27 +233,31 @@ function render({ model, el }) {
   const chip = select(options(model.get("chips")), value => save({ chip: value }));
   const gemm = select(Object.entries(model.get("libraries")), value => save({ gemm: value }));
   const backward = make("input", { type: "checkbox", onchange: event => save({ backward: event.target.checked }) });
+  const ofFile = select([], value => save({ asked: value }));
+  const which = make("div");
   const rows = make("div", { class: "arguments", role: "group", "aria-label": "Types and shapes of the arguments" });
   const wrong = make("p", { class: "wrong", role: "alert" });
   const texts = make("div", { class: "texts" });
   let named = "";
   let drawn = "";
 
-  /** A field for each argument, made anew when the function has others. */
+  /** The file's functions, and a field for each argument of the one that is asked about; made anew where they are others. */
   function drawRows(values) {
-    const names = signatureOf(values.code)?.names ?? [];
-    if (names.join() !== named) {
-      const change = at => event => {
-        const shapes = given(model).shapes;
-        shapes[at] = event.target.value.replace(/\s/g, "") || "?";
-        save({ shapes: shapes.join(" ") });
-      };
-      const input = at => make("input", { type: "text", autocomplete: "off", spellcheck: "false", oninput: change(at) });
-      rows.replaceChildren(...names.map((name, at) => field(name, input(at))));
-      named = names.join();
+    const all = signaturesOf(values.code).map(one => one.name);
+    const { name, names } = signatureOf(values) ?? { name: "", names: [] };
+    if (JSON.stringify([all, name, names]) !== named) {
+      ofFile.replaceChildren(...all.map(one => make("option", { value: one }, one)));
+      ofFile.value = name;
+      which.replaceChildren(all.length > 1 ? field("Which function", ofFile) : "");
+      const change = one => event => save({ shapes: { ...model.get("shapes"), [one]: event.target.value } });
+      const text = one => make("input", { type: "text", autocomplete: "off", spellcheck: "false", placeholder: FIRST, oninput: change(one) });
+      rows.replaceChildren(...names.map(one => field(one, text(one))));
+      named = JSON.stringify([all, name, names]);
     }
     for (const [at, input] of [...rows.querySelectorAll("input")].entries()) {
-      if (document.activeElement !== input) fill(input, values.shapes[at]);
+      const text = saidOf(values, names[at], names);
+      input.parentElement.classList.toggle("wide", isMade(text));
+      if (document.activeElement !== input) fill(input, text);
     }
   }
 
@@ -195,7 +266,8 @@ function render({ model, el }) {
       "div", { class: "both" },
       make(
         "div", {},
-        field("Your function", code), rows,
+        field("Your function", code), which, rows,
+        make("p", { class: "quiet" }, `Of an argument that is no array, such as Flax's variables, write what makes it: ${INIT("x")}.`),
         make("div", { class: "controls" }, field("Chip", chip), field("Matmuls by", gemm), field("with gradients", backward, "check")),
         wrong, linkTo(model),
       ),

@@ -1,4 +1,4 @@
-"""What "Bring your model" begins with, and the types that it knows. `model.mjs` writes the command,
+"""What "Check my model" begins with, and the types that it knows. `model.mjs` writes the command,
 the test and the dump's command for a function.
 """
 
@@ -36,7 +36,13 @@ def layer(x, w, x_scale, w_scale):
 #: By the model's keys, which `model.mjs` describes. They are kept in the page's address.
 STATE: Mapping[str, Any] = {
     "code": _CODE,
-    "shapes": "f8e4m3fn[64,256] f8e4m3fn[128,256] f32[] f32[]",
+    "asked": "",
+    "shapes": {
+        "x": "f8e4m3fn[64,256]",
+        "w": "f8e4m3fn[128,256]",
+        "x_scale": "f32[]",
+        "w_scale": "f32[]",
+    },
     "chip": "H100",
     "gemm": "cublaslt",
     "backward": False,

@@ -492,8 +492,10 @@ class Reader:
             module = parse_hlo_module(text_of(data, MOST_TEXT))
             wrong = not_of_a_gpu(name, module)
             if not wrong:
-                self.program = Program(name, module, tell, beside)
-                return _json(self.program.summary())
+                program = Program(name, module, tell, beside)
+                summary = _json(program.summary())
+                self.program = program  # what cannot be read leaves the one before
+                return summary
         except NoText as error:
             wrong = str(error)
         except HloParseError as error:

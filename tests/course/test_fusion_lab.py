@@ -146,7 +146,7 @@ def test_the_compact_form_shows_two_programs(address, browser):
         shown(page)
         page.evaluate(ANEW, {"compact": "all.html", "quiet": ""})
         small = page.locator(".explorer[data-shown]").first
-        for name in ("As one might write it", "All in one call"):
+        for name in ("Bias in float32, b stored as [K, N]", "All in one call"):
             small.get_by_role("button", name=name).click()
             choice = {**lab.STATE, **lab.TRIES[name]}
             said = f"{': '.join(verdict(lab.outcome(choice)))}."

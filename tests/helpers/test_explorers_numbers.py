@@ -250,21 +250,32 @@ def test_every_published_fp8_matmul_stands_beside_its_estimate():
         assert (found["ratio"], found["seconds"]) == pytest.approx((bf16 / fp8, fp8))
 
 
-# Bring your model ---------------------------------------------------------------------------------
+# Check my model -----------------------------------------------------------------------------------
 
-WIDE = """
-@jax.jit
-def mlp(
+FLAX = """
+import jax.numpy as jnp
+from flax import linen
+
+import jax.nn
+model = linen.Dense(512, dtype=jnp.bfloat16)
+
+
+def größe(
+    variables: dict,
     x: jax.Array,  # def of(rows, width)
-    w: jax.Array,
     scale: tuple[int, ...],
     *, slope=0.1, **others,
 ):
-    return jax.nn.leaky_relu(x @ w.T, slope) * scale
+    return jax.nn.leaky_relu(model.apply(variables, x), slope) * scale
+
+
+def main():
+    print(größe)
 """
 BROUGHT = {
-    "code": WIDE,
-    "shapes": ["bf16[128,256]", "bf16[512,256]", "f32[512]"],
+    "code": FLAX,
+    "asked": "",
+    "shapes": {"x": "bf16[128, 256]", "scale": "f32[512]", "w": "of another function"},
     "chip": "H200",
     "gemm": "triton",
     "backward": True,
@@ -272,11 +283,15 @@ BROUGHT = {
 
 
 def test_what_is_given_for_a_function_runs(tmp_path):
-    given = {**own_model.data(), **BROUGHT}
+    given = {**own_model.data(), **own_model.STATE}
+    command = ask("model", "module.textsOf(given)", **given)["texts"][1]["text"]
+    assert f'layers.py:layer --shapes "{" ".join(given["shapes"].values())}" ' in command
+    given |= BROUGHT
     found = ask("model", "module.textsOf(given)", **given)
     assert found["wrong"] == ""
     file, command, test, dumping = (one["text"] for one in found["texts"])
     assert dumping == f"{own_model.COMMAND}\n"
+    assert " --args größe_arguments " in command
     (tmp_path / "layers.py").write_text(file)
     (tmp_path / "test_layers.py").write_text(test)
     told, tried = (
@@ -296,19 +311,16 @@ def test_what_is_given_for_a_function_runs(tmp_path):
 
 WRONG = [
     ({"code": "def f(self, x): ..."}, "This is a method"),
-    ({"shapes": ["bf16[2,x]"] * 4}, "Of x, give a type and a shape"),
+    ({"shapes": {"x": "bf16[2,x]"}}, "Of x, give a type and a shape"),
+    ({"code": "def f(y, x): ..."}, "Of y, give a type and a shape"),
+    ({"shapes": {"x": "bf16[64@data,32]"}}, "x is sharded."),
     ({"backward": True}, "There is nothing to differentiate"),
 ]
 
 
 @pytest.mark.parametrize(("change", "said"), WRONG)
 def test_what_cannot_be_brought_is_said(change, said):
-    given = {
-        **own_model.data(),
-        **own_model.STATE,
-        "shapes": own_model.STATE["shapes"].split(),
-        **change,
-    }
+    given = {**own_model.data(), **own_model.STATE, **change}
     assert ask("model", "module.textsOf(given)", **given)["wrong"].startswith(said)
 
 

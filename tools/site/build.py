@@ -94,7 +94,10 @@ def main() -> int:
         write_search_index(new, Path(scratch, "searched"))
         shutil.rmtree(built / "html", ignore_errors=True)
         new.rename(built / "html")
-    print(f"The site is built: {built / 'html' / 'index.html'}")
+    print(
+        f"The site is built. Opened as files, its explorers do not answer. To see it, run\n"
+        f"    python3 -m http.server -d {built / 'html'}\nand open http://localhost:8000"
+    )
     return 0
 
 
