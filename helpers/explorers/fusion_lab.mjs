@@ -308,7 +308,7 @@ export function fileOf(found, choice, [m, n, k], release) {
   const [left, right = left] = choice.operands.split("-");
   const types = {
     a: [left, [m, k]],
-    b: [right, choice.layout === "nk" ? [n, k] : [k, n]],
+    b: [right, choice.stored === "nk" ? [n, k] : [k, n]],
     a_scales: ["f32", [m, 1]],
     bias: [choice.bias, [n]],
   };

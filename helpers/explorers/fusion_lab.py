@@ -52,7 +52,7 @@ LAYER = (
             "bf16": "BF16 × BF16",
         },
     ),
-    Axis("layout", "b is stored as", {"nk": "[N, K]", "kn": "[K, N]"}),
+    Axis("stored", "b is stored as", {"nk": "[N, K]", "kn": "[K, N]"}),
     Axis(
         "scales",
         "Scales",
@@ -106,7 +106,7 @@ NAMES = tuple(axis.name for axis in AXES)
 #: What the explorer begins with: chapter 06's layer.
 FIRST: Choice = {
     "operands": "e4m3",
-    "layout": "nk",
+    "stored": "nk",
     "scales": "scalar",
     "dequantize": "f32",
     "bias": "bf16",
@@ -122,7 +122,7 @@ STATE: Choice = {**FIRST, "sizes": "4096", "release": RELEASES[-1]}
 # What is recorded of an axis where a grid does not say more.
 _USUAL: Mapping[str, Sequence[str]] = {
     "operands": ("e4m3",),
-    "layout": ("nk",),
+    "stored": ("nk",),
     "scales": ("scalar",),
     "dequantize": ("f32", "bf16"),
     "bias": ("none", "bf16", "f32"),
@@ -145,10 +145,10 @@ def _grid(**more: Sequence[str]) -> Mapping[str, Sequence[str]]:
 #: What is recorded: every combination of a grid's values. No choice is in two grids.
 GRIDS = (
     _grid(scales=("none", "scalar", "row", "row-after"), result=_OF_E4M3),
-    _grid(layout=("kn",), result=_OF_E4M3),
+    _grid(stored=("kn",), result=_OF_E4M3),
     _grid(operands=("e5m2-e4m3", "e5m2")),
-    _grid(operands=("bf16",), layout=("nk", "kn"), dequantize=("bf16",), scales=("none",)),
-    _grid(layout=("nk", "kn"), chip=("B200", "L40S")),
+    _grid(operands=("bf16",), stored=("nk", "kn"), dequantize=("bf16",), scales=("none",)),
+    _grid(stored=("nk", "kn"), chip=("B200", "L40S")),
     _grid(chip=("A100",)),
     _grid(library=("triton", "auto")),
     _grid(operands=("e4m3", "e5m2-e4m3", "e5m2"), result=("e5m2",)),
@@ -156,18 +156,18 @@ GRIDS = (
     _grid(sizes=("few-rows", "1000-columns", "1008-columns")),
     _grid(release=RELEASES[:-1], result=_OF_E4M3),
     _grid(release=RELEASES[:-1], library=("triton",)),
-    _grid(release=RELEASES[:-1], layout=("kn",)),
+    _grid(release=RELEASES[:-1], stored=("kn",)),
 )
 
 #: Changes of the first choice that are worth a look, by what they are called.
 TRIES: Mapping[str, Choice] = {
     "All in one call": {},
-    "Bias in float32, b stored as [K, N]": {"bias": "f32", "layout": "kn"},
+    "Bias in float32, b stored as [K, N]": {"bias": "f32", "stored": "kn"},
     "A float32 bias": {"bias": "f32"},
     "No clamp": {"result": "e4m3-no-clamp"},
     "Clamp first": {"result": "e4m3-clamp-first"},
     "A scale for each row": {"scales": "row"},
-    "b as [K, N]": {"layout": "kn"},
+    "b as [K, N]": {"stored": "kn"},
     "By Triton": {"library": "triton"},
     "On an A100": {"chip": "A100"},
     "1000 columns": {"sizes": "1000-columns"},
@@ -183,7 +183,7 @@ FIXES: Mapping[str, Sequence[Choice]] = {
     "another-type": [{"dequantize": "f32"}, {"dequantize": "bf16"}],
     "amax-without-fp8": [{"result": "e4m3"}],
     "array-of-scales": [{"scales": "row-after"}],
-    "operand-layout": [{"layout": "nk"}],
+    "operand-layout": [{"stored": "nk"}],
     "both-e5m2": [{"operands": "e5m2-e4m3"}],
     "not-quantized": [{"operands": "e4m3"}],
     "triton-dequantized": [{"library": "cublaslt"}],
@@ -256,7 +256,7 @@ def program(choice: Choice, sizes: Sequence[int] = ()) -> Program:
         "bf16": ("bf16", "bf16"),
     }[choice["operands"]]
     wide, scales, bias = choice["dequantize"], choice["scales"], choice["bias"]
-    is_turned = choice["layout"] == "nk"
+    is_turned = choice["stored"] == "nk"
     arguments: dict[str, tuple[str, tuple[int, ...]]] = {
         "a": (left, (m, k)),
         "b": (right, (n, k) if is_turned else (k, n)),

@@ -123,7 +123,7 @@ def test_a_phone_shows_all_of_it_and_fingers_find_it(address, browser):
 
 
 def test_the_code_that_is_copied_is_a_file_that_fp8lens_answers_as_the_page(page, tmp_path):
-    change = {"layout": "kn", "operands": "e4m3", "bias": "f32"}
+    change = {"stored": "kn", "operands": "e4m3", "bias": "f32"}
     choose(page, **change)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy the code").press("Enter")
@@ -163,7 +163,7 @@ def test_each_choice_has_one_place_in_the_record():
     numbers = [lab.number(choice) for choice in lab.choices()]
     assert numbers == [*range(len(lab.recorded()["programs"]))]
     with pytest.raises(KeyError, match="not recorded"):
-        lab.number({**lab.STATE, "chip": "A100", "layout": "kn"})
+        lab.number({**lab.STATE, "chip": "A100", "stored": "kn"})
     for change in lab.TRIES.values():
         lab.number({**lab.STATE, **change})
 

@@ -113,5 +113,5 @@ def test_without_a_kernel_what_is_recorded_stands():
 def test_what_cannot_be_chosen_is_said():
     with pytest.raises(ValueError, match=r"bias is 'f64': choose one of none, bf16, f32, f16\."):
         widgets.FusionLab(bias="f64")
-    with pytest.raises(ValueError, match="colour cannot be chosen: choose operands, layout"):
+    with pytest.raises(ValueError, match="colour cannot be chosen: choose operands, stored"):
         widgets.FusionLab(colour="red")
