@@ -8,7 +8,17 @@ from typing import TextIO
 from fp8lens.cli.functions import existing
 from fp8lens.cli.mistakes import Mistake, answered, cannot_be_read
 from fp8lens.cli.shapes import read_mesh
-from fp8lens.dumps import COMPILED, Kind, NoText, choose, files_beside, flags, not_of_a_gpu, text_of
+from fp8lens.dumps import (
+    COMPILED,
+    PTX,
+    Kind,
+    NoText,
+    choose,
+    files_beside,
+    flags,
+    not_of_a_gpu,
+    text_of,
+)
 from fp8lens.hlo.parse import HloParseError, parse_hlo_module, visible
 from fp8lens.inspection import Inspection, of_dump
 
@@ -50,6 +60,8 @@ def saved(given: argparse.Namespace, notes: TextIO) -> Inspection:
         _ = seen.report, seen.collectives  # what cannot be read of them is said here
     if given.reasons and not seen.has_reasons:
         missing = f"{what} does not say what XLA's rewriter was given, as with {flags(module)}"
+        if beside:
+            missing = f"{what} has no PTX of a Triton kernel that multiplies, as with {PTX} too"
         raise Mistake(
             f"--reasons: {wrong or missing}: dump the program again, leave --reasons out, or give "
             "path/to/file.py:function."

@@ -252,17 +252,28 @@ ENTRY %e (x: f32[64]) -> f32[64] {
 # Saved programs -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def dumps(tmp_path_factory) -> Path:
-    """What XLA dumps of one program, with what its rewriter was given."""
-    folder = tmp_path_factory.mktemp("dumps")
+def dumped(folder: Path, gemm: str) -> Path:
+    """What XLA dumps of one program, with what its rewriter was given. Triton has its softmax."""
     options = {
         "xla_dump_to": str(folder),
         "xla_dump_hlo_as_text": True,
         "xla_dump_hlo_pass_re": "gemm-rewriter",
     }
-    aot_compile(lambda x, w: x @ w, *parse_shapes(BF16[1]), compiler_options=options)
+    how = {"gemm": gemm, "compiler_options": options}
+    aot_compile(lambda x, w: jax.nn.softmax(x @ w), *parse_shapes(BF16[1]), **how)
     return folder
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory) -> Path:
+    return dumped(tmp_path_factory.mktemp("dumps"), "cublaslt")
+
+
+def test_ptx_is_asked_for_where_triton_multiplies(dumps, tmp_path, capsys):
+    (program,) = dumps.glob("*gpu_after_optimizations.txt")
+    assert "__triton" in program.read_text() and "rule:" in said(capsys, str(dumps), "--reasons")
+    refused = said(capsys, str(dumped(tmp_path, "triton")), "--reasons")
+    assert "multiplies, as with --xla_dump_emitter_re=ptx too: dump the program again" in refused
 
 
 def test_of_a_folder_the_compiled_program_is_read_and_named(dumps, tmp_path, capsys):
