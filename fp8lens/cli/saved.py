@@ -58,6 +58,8 @@ def saved(given: argparse.Namespace, notes: TextIO) -> Inspection:
         asked = given.reasons or given.require_fp8
         seen, wrong = of_dump(module, name, beside, devices, reasons=asked)
         _ = seen.report, seen.collectives  # what cannot be read of them is said here
+    if other := not_of_a_gpu(name, module):
+        _of_no_gpu(given, f"{what} is {other}", notes)
     if given.reasons and not seen.has_reasons:
         missing = f"{what} does not say what XLA's rewriter was given, as with {flags(module)}"
         if beside:
@@ -68,12 +70,18 @@ def saved(given: argparse.Namespace, notes: TextIO) -> Inspection:
         )
     if wrong:
         print(visible(f"note: {wrong}: it is left out."), file=sys.stderr)
-    if other := not_of_a_gpu(name, module):
-        fix = f"take the file ending in {COMPILED}, which XLA writes where it compiles for a GPU"
-        if given.require_fp8:
-            raise Mistake(f"{what} is {other}, and FP8 is judged on a GPU's kernels: {fix}.")
-        print(visible(f"{what} is {other}; to judge FP8, {fix}."), end="\n\n", file=notes)
     return seen
+
+
+def _of_no_gpu(given: argparse.Namespace, said: str, notes: TextIO) -> None:
+    """Say what a program is that is not a GPU's; a Mistake where that matters."""
+    fix = (
+        f"take the file ending in {COMPILED}, which XLA writes where it compiles for a GPU, "
+        "or give path/to/file.py:function with --shapes, which needs no GPU"
+    )
+    if given.require_fp8 or given.reasons:
+        raise Mistake(f"{said}, and FP8 is judged on a GPU's kernels: {fix}.")
+    print(visible(f"{said}; to judge FP8, {fix}."), end="\n\n", file=notes)
 
 
 def _read(what: str, notes: TextIO) -> tuple[str, bytes, dict[str, bytes]]:
