@@ -163,6 +163,12 @@ def test_a_file_that_does_not_get_to_its_end_is_no_verdict(tmp_path, code, statu
     assert done.returncode == status and re.search(words, done.stderr), done.stderr
 
 
+def test_a_file_that_hides_jax_is_named(tmp_path):
+    (tmp_path / "jax.py").touch()
+    done = command("jax.py:f", *BF16, folder=tmp_path)
+    assert done.returncode == 2 and "jax.py hides JAX" in done.stderr
+
+
 def is_running(process: int) -> bool:
     """Whether a process is there, and is not one that has ended and that nobody asks about."""
     try:
