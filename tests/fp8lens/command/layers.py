@@ -115,5 +115,11 @@ def calls_back(x):
     return x @ x
 
 
+def widened(x, w, scale):
+    """Converted to float32 in front of scale, clamp and conversion."""
+    d = jnp.dot(x, w.T, preferred_element_type=jnp.bfloat16).astype(jnp.float32)
+    return jnp.clip(d * scale, -LARGEST, LARGEST).astype(jnp.float8_e4m3fn)
+
+
 class Model:
     """No function."""
