@@ -247,7 +247,9 @@ class Program:
             said += f"; {len(leaving)} with work left to other kernels"
         if report.kernels_for_fp8:
             moved = size(report.bytes_moved)
-            said += f". To make and undo FP8: {size(report.bytes_for_fp8)} of {moved} moved"
+            said += (
+                f". To make and undo {report.narrow}: {size(report.bytes_for_fp8)} of {moved} moved"
+            )
         if self.wrong:
             said += f". {self.wrong}: it was left out"
         return f"{said}."
