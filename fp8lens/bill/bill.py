@@ -168,6 +168,9 @@ class Bill:
         """The totals, in sentences."""
         ledger, for_fp8, again = self.ledger, self.ledger.for_fp8, self.again
         said = [*(self.memory.summary if self.memory is not None else ())]
+        if self.memory is not None and self.memory.peak > self.chip.memory_bytes:
+            has = size(self.chip.memory_bytes)
+            said.append(f"it does not fit into the memory of {self.chip.name}, {has}")
         kernels = counted(ledger.kernels, "kernel")
         move = "moves" if ledger.kernels == 1 else "move"
         said.append(
