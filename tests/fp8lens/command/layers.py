@@ -126,5 +126,10 @@ def chosen(x, w, which):
     return jnp.einsum("tk,tnk->tn", x.astype(jnp.bfloat16), w[which].astype(jnp.bfloat16))
 
 
+def widens(x, w):
+    """A weight in fewer bits."""
+    return x @ w.astype(x.dtype)
+
+
 class Model:
     """No function."""
