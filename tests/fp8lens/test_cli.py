@@ -21,6 +21,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from jax.nn import softmax
 
 from fp8lens import aot_compile
 from fp8lens.cli import main, parse_shapes
@@ -266,7 +267,7 @@ def dumped(folder: Path, gemm: str) -> Path:
         "xla_dump_hlo_pass_re": "gemm-rewriter",
     }
     how = {"gemm": gemm, "compiler_options": options}
-    aot_compile(lambda x, w: jax.nn.softmax(x @ w), *parse_shapes(BF16[1]), **how)
+    aot_compile(lambda x, w: softmax(x @ w), *parse_shapes(BF16[1]), **how)
     return folder
 
 
@@ -282,11 +283,11 @@ def test_ptx_is_asked_for_where_triton_multiplies(tmp_path, capsys):
 
 def test_of_a_folder_the_compiled_program_is_read_and_named(dumps, tmp_path, capsys):
     (program,) = dumps.glob("*gpu_after_optimizations.txt")
+    assert "__triton" in program.read_text()  # which sums, and needs no PTX
     files = sum(path.is_file() for path in dumps.iterdir())
     what = f"{program.name}, the one program that XLA compiled for a GPU among {files} files."
     whole = said(capsys, str(dumps), "--reasons")
     assert whole.startswith(f"{dumps}: {what}\n\n") and "rule: not-quantized" in whole
-    assert "__triton" in program.read_text()  # which sums, and needs no PTX
     packed = tmp_path / f"{program.name}.gz"
     packed.write_bytes(gzip.compress(program.read_bytes()))
     assert said(capsys, str(packed)) == said(capsys, str(program))
