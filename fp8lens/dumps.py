@@ -14,6 +14,7 @@ from pathlib import PurePath
 
 from fp8lens.hlo.parse import HloModule
 from fp8lens.hlo.text import counted
+from fp8lens.matmul.rows import matmuls
 from fp8lens.targets import TARGETS, Target
 
 #: How XLA ends the name of what it compiled for a GPU.
@@ -36,7 +37,7 @@ _OF_GPU = re.compile(
 # With this option beside xla_dump_to, a dump says what XLA's rewriter was given; with the other it
 # has PTX, which alone tells in which type a Triton kernel multiplies.
 _PASSES = "--xla_dump_hlo_pass_re=gemm-rewriter"
-_PTX = "--xla_dump_emitter_re=ptx"
+PTX = "--xla_dump_emitter_re=ptx"
 _COMPILED_FOR = re.compile(r"(module_\d+\.(?:.+\.)?)sm_(\d+)\.(\d+)[a-z]?_" + re.escape(COMPILED))
 _STAGE = re.compile(
     r"module_(\d+)\.(?:.+\.)?"
@@ -154,16 +155,16 @@ class Stage:
     text: str = field(repr=False)
 
 
-def has_triton(module: HloModule) -> bool:
-    """Whether a compiled program has Triton kernels."""
-    return "__triton" in module.text
+def needs_ptx(module: HloModule) -> bool:
+    """Whether Triton kernels of a compiled program multiply: others may only sum, as a softmax."""
+    return any(row.library == "triton" for i in module for row in matmuls(i))
 
 
 def flags(module: HloModule) -> str:
     """What XLA_FLAGS has to have, beside --xla_dump_to, for the dump of a program to say what XLA's
     rewriter was given.
     """
-    return f"{_PASSES} {_PTX}" if has_triton(module) else _PASSES
+    return f"{_PASSES} {PTX}" if needs_ptx(module) else _PASSES
 
 
 def is_beside(name: str) -> bool:

@@ -18,9 +18,9 @@ from fp8lens.dumps import (
     NoText,
     Stage,
     chip_of,
-    has_triton,
     is_of_another,
     is_ptx,
+    needs_ptx,
     ptx_of,
     stages_of,
     text_of,
@@ -432,7 +432,7 @@ def of_dump(
         except HloParseError as error:
             return alone, f"{file} is not one whole HLO module ({error})"
     stages, chip, ptx = stages_of(texts), chip_of(name), ptx_of(texts) or None
-    if not stages or chip is None or (ptx is None and has_triton(module)):
+    if not stages or chip is None or (ptx is None and needs_ptx(module)):
         return alone, ""
     seen = Inspection(module, stages=stages, ptx=ptx, chip=chip, mesh=mesh, saved=True)
     op_names = [row.op_name for row in seen.report.rows]

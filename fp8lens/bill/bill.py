@@ -168,12 +168,17 @@ class Bill:
         """The totals, in sentences."""
         ledger, for_fp8, again = self.ledger, self.ledger.for_fp8, self.again
         said = [*(self.memory.summary if self.memory is not None else ())]
+        if self.memory is not None and self.memory.peak > self.chip.memory_bytes:
+            has = size(self.chip.memory_bytes)
+            said.append(f"it does not fit into the memory of {self.chip.name}, {has}")
+        kernels = counted(ledger.kernels, "kernel")
+        move = "moves" if ledger.kernels == 1 else "move"
         said.append(
             f"work: {shown(self.report.flops, 'FLOP')} in matmuls, "
-            f"{self.report.fp8_flops_share:.0%} of them in FP8; {ledger.kernels} kernels move "
+            f"{self.report.fp8_flops_share:.0%} of them in FP8; {kernels} {move} "
             f"{size(ledger.bytes_moved)}"
         )
-        said.append(f"making FP8: {_part(for_fp8, ledger)}")
+        said.append(f"making {self.report.narrow}: {_part(for_fp8, ledger)}")
         if again:
             matmuls, quantized = (sum(x.runs for x in again.of(w)) for w in ("matmul", "quantize"))
             said.append(

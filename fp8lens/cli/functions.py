@@ -45,9 +45,14 @@ def existing(path: Path) -> Path:
         return path
     folder = path if path.is_dir() else path.parent
     beside = [p.name for p in folder.glob("*") if p.suffix in (".py", ".txt", ".hlo", ".gz")]
-    kind = "a folder" if path.is_dir() else "no file"
+    kind = "no file: "
+    if path.is_dir():
+        kind = (
+            "a folder without a program that XLA dumped: run yours with XLA_FLAGS=--xla_dump_to="
+            "FOLDER, or "
+        )
     raise Mistake(
-        f"{str(path)!r} is {kind}: give a .py file and a function in it, or a saved HLO text"
+        f"{str(path)!r} is {kind}give a .py file and a function in it, or a saved HLO text"
         f"{nearest(path.name, beside)}."
     )
 
@@ -101,6 +106,9 @@ def _load(path: Path) -> ModuleType:
     while (folder / "__init__.py").is_file():
         name, folder = f"{folder.name}.{name}", folder.parent
     sys.path[:0] = dict.fromkeys((str(folder), str(path.parent), str(Path.cwd())))
+    found = importlib.util.find_spec("jax")
+    if found and not found.submodule_search_locations:
+        raise Mistake(f"{found.origin} hides JAX, which has its name: rename that file.")
     with theirs(f"{path.name} could not be imported", "it must run to its end when it is imported"):
         if "." in name:
             return importlib.import_module(name)

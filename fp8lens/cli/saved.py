@@ -8,7 +8,17 @@ from typing import TextIO
 from fp8lens.cli.functions import existing
 from fp8lens.cli.mistakes import Mistake, answered, cannot_be_read
 from fp8lens.cli.shapes import read_mesh
-from fp8lens.dumps import COMPILED, Kind, NoText, choose, files_beside, flags, not_of_a_gpu, text_of
+from fp8lens.dumps import (
+    COMPILED,
+    PTX,
+    Kind,
+    NoText,
+    choose,
+    files_beside,
+    flags,
+    not_of_a_gpu,
+    text_of,
+)
 from fp8lens.hlo.parse import HloParseError, parse_hlo_module, visible
 from fp8lens.inspection import Inspection, of_dump
 
@@ -48,20 +58,30 @@ def saved(given: argparse.Namespace, notes: TextIO) -> Inspection:
         asked = given.reasons or given.require_fp8
         seen, wrong = of_dump(module, name, beside, devices, reasons=asked)
         _ = seen.report, seen.collectives  # what cannot be read of them is said here
+    if other := not_of_a_gpu(name, module):
+        _of_no_gpu(given, f"{what} is {other}", notes)
     if given.reasons and not seen.has_reasons:
         missing = f"{what} does not say what XLA's rewriter was given, as with {flags(module)}"
+        if beside:
+            missing = f"{what} has no PTX of a Triton kernel that multiplies, as with {PTX} too"
         raise Mistake(
             f"--reasons: {wrong or missing}: dump the program again, leave --reasons out, or give "
             "path/to/file.py:function."
         )
     if wrong:
         print(visible(f"note: {wrong}: it is left out."), file=sys.stderr)
-    if other := not_of_a_gpu(name, module):
-        fix = f"take the file ending in {COMPILED}, which XLA writes where it compiles for a GPU"
-        if given.require_fp8:
-            raise Mistake(f"{what} is {other}, and FP8 is judged on a GPU's kernels: {fix}.")
-        print(visible(f"{what} is {other}; to judge FP8, {fix}."), end="\n\n", file=notes)
     return seen
+
+
+def _of_no_gpu(given: argparse.Namespace, said: str, notes: TextIO) -> None:
+    """Say what a program is that is not a GPU's; a Mistake where that matters."""
+    fix = (
+        f"take the file ending in {COMPILED}, which XLA writes where it compiles for a GPU, "
+        "or give path/to/file.py:function with --shapes, which needs no GPU"
+    )
+    if given.require_fp8 or given.reasons:
+        raise Mistake(f"{said}, and FP8 is judged on a GPU's kernels: {fix}.")
+    print(visible(f"{said}; to judge FP8, {fix}."), end="\n\n", file=notes)
 
 
 def _read(what: str, notes: TextIO) -> tuple[str, bytes, dict[str, bytes]]:

@@ -85,4 +85,11 @@ def arguments(shapes: list[Shape]) -> "tuple[jax.ShapeDtypeStruct, ...]":
         return f"--shapes: {error}: write it as HLO or numpy does, as in {EXAMPLE}."
 
     with answered(TypeError, no_dtype):
-        return tuple(jax.ShapeDtypeStruct(shape.dims, jnp.dtype(shape.dtype)) for shape in shapes)
+        args = tuple(jax.ShapeDtypeStruct(shape.dims, jnp.dtype(shape.dtype)) for shape in shapes)
+    for arg in args:
+        read = jax.dtypes.canonicalize_dtype(arg.dtype)
+        if read != arg.dtype:
+            raise Mistake(
+                f"--shapes: JAX reads {arg.dtype} as {read}: write that, or set JAX_ENABLE_X64=1."
+            )
+    return args

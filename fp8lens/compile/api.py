@@ -131,7 +131,8 @@ def _chip(target: str | Target, mesh_shape: Any, autotune: Any, isolate: bool) -
 
 def _options(gemm: str, compiler_options: Mapping[str, Any] | None) -> dict[str, Any]:
     if gemm not in GEMM_OPTIONS:
-        raise ValueError(f"gemm must be one of {', '.join(map(repr, GEMM_OPTIONS))}; got {gemm!r}.")
+        known = ", ".join(map(repr, GEMM_OPTIONS))
+        raise ValueError(f"gemm must be one of {known}, or 'both' for inspect; got {gemm!r}.")
     options = {**GEMM_OPTIONS[gemm], **(compiler_options or {})}
     if tile := options.get("xla_gpu_override_gemm_autotuner"):
         check_tile(tile)

@@ -98,7 +98,11 @@ class GemmRow:
         if self.is_fp8:
             return 0
         sides = (self.m * self.k, self.lhs_dtype), (self.k * self.n, self.rhs_dtype)
-        return self.batch * sum(size for size, dtype in sides if is_fp8(dtype))
+        read = self.batch * sum(size for size, dtype in sides if is_fp8(dtype))
+        i = self.instruction
+        given = [shape for n in range(len(i.operands)) for shape in results(operand(i, n))]
+        # A kernel may repeat what it reads, as rows that it gathers.
+        return min(read, sum(shape.size for shape in given if is_fp8(shape.dtype)))
 
     @property
     def title(self) -> str:

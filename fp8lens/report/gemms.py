@@ -4,12 +4,13 @@ outside of it, and the totals.
 
 import dataclasses
 import html
+import re
 import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fp8lens.formats import is_fp8
+from fp8lens.formats import E2M1, is_fp8
 from fp8lens.hlo.origin import is_backward, source_line
 from fp8lens.hlo.parse import HloModule, visible
 from fp8lens.hlo.text import (
@@ -32,6 +33,7 @@ from fp8lens.matmul.ledger import Ledger
 from fp8lens.matmul.places import without_gradient
 from fp8lens.matmul.rows import GemmRow
 
+_FP8 = re.compile(r"\bf8e[345]m")  # not the scales of blocks, f8e8m0fnu
 UNSCALED = "unscaled"  # the word that accepts a gradient in FP8 without a scale
 
 
@@ -65,7 +67,8 @@ class GemmReport:
     they multiply, that is not counted. `note` says what the program was compiled for, or why the
     rows are not those of a GPU. `optimized`: whether XLA has optimized the program; else the rows
     are the program's dots as written. `unscaled`: where a gradient becomes FP8 with neither a scale
-    nor a clamp. `without_gradient`: the forward matmuls of a training step through which no
+    nor a clamp. `narrow`: what `kernels_for_fp8` make, "FP4" where the program has that and no FP8.
+    `without_gradient`: the forward matmuls of a training step through which no
     gradient goes.
     """
 
@@ -79,6 +82,7 @@ class GemmReport:
     optimized: bool = True
     unscaled: tuple[str, ...] = ()
     without_gradient: tuple[str, ...] = ()
+    narrow: str = dataclasses.field(default="FP8", repr=False)
 
     @property
     def flops(self) -> int:
@@ -132,7 +136,7 @@ class GemmReport:
             text += (
                 f"; {size(self.bytes_for_fp8)} of it, in "
                 f"{counted(self.kernels_for_fp8, 'kernel')}, to make and undo "
-                f"{' and '.join(found)}, for {served}"
+                f"{' and '.join(sorted(kinds, reverse=True)) or self.narrow}, for {served}"
             )
         stored = [row for row in self.rows if row.fp8_in_memory]
         if stored and self.optimized:
@@ -306,4 +310,5 @@ def make_report(
         optimized,
         tuple(dict.fromkeys(source_line(i) or i.name for i in unscaled(module))),
         tuple(f"{row.title} ({row.source})" for row in without_gradient(module, rows)),
+        "FP4" if E2M1.name in module.text and not _FP8.search(module.text) else "FP8",
     )

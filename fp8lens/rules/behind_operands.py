@@ -23,11 +23,14 @@ def not_quantized(m: Matmul) -> Found | None:
     if m.dot is None:
         wide = [d for d in (m.row.lhs_dtype, m.row.rhs_dtype) if not is_fp8(d)]
         which = "both operands are" if len(wide) == 2 else "an operand is"
-        return found_if(wide, which=which, dtypes=_listed(wide))
+        return found_if(wide, which=which, dtypes=_listed(wide), parts="")
     if not m.missing or m.folded or m.blocked is not None or m.block_scaled is not None:
         return None
     which = "both operands are" if len(m.missing) == 2 else f"the {m.missing[0].side} operand is"
-    return Found(which=which, dtypes=_listed(_stored_type(side) for side in m.missing))
+    types = [_stored_type(side) for side in m.missing]
+    is_complex = any(re.match(r"c\d", dtype) for dtype in types)
+    parts = "multiply the real and the imaginary parts as real matrices, and " if is_complex else ""
+    return Found(which=which, dtypes=_listed(types), parts=parts)
 
 
 def _listed(types: Iterable[str]) -> str:

@@ -31,12 +31,14 @@ def no_clamp(conversion: Conversion) -> Found | None:
 @rule("clamp-early", lost=Lost.OUTPUT)
 def clamp_early(conversion: Conversion) -> Found | None:
     """Something stands between the scale, the clamp and the conversion."""
-    how = ""
-    if conversion.wide:
-        how = f"the result is converted to {conversion.wide} on the way"
+    how = narrow = ""
+    if wide := conversion.wide:
+        how = f"the result is converted to {wide} on the way"
+        given = conversion.first.value.shape.dtype
+        narrow = f"leave out the conversion to {wide}, and take the scale in {given}; "
     elif conversion.kinds[-2] != Role.CLAMP:
         how = "the clamp comes before the scale"
-    return found_if(how, how=how, **conversion.fields)
+    return found_if(how, how=how, narrow=narrow, **conversion.fields)
 
 
 @rule("clamp-bounds", lost=Lost.OUTPUT)

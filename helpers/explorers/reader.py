@@ -247,7 +247,9 @@ class Program:
             said += f"; {len(leaving)} with work left to other kernels"
         if report.kernels_for_fp8:
             moved = size(report.bytes_moved)
-            said += f". To make and undo FP8: {size(report.bytes_for_fp8)} of {moved} moved"
+            said += (
+                f". To make and undo {report.narrow}: {size(report.bytes_for_fp8)} of {moved} moved"
+            )
         if self.wrong:
             said += f". {self.wrong}: it was left out"
         return f"{said}."
@@ -455,7 +457,7 @@ def _near(i: Instruction) -> dict[str, str]:
 
 _ADVICE = (
     "give the text that XLA dumps with --xla_dump_hlo_as_text, such as "
-    "module_0001.jit_f.sm_9.0a_gpu_after_optimizations.txt."
+    'module_0001.jit_f.sm_9.0a_gpu_after_optimizations.txt. Without a GPU, use "Bring your model".'
 )
 
 

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jax.nn import softmax
 
 from fp8lens import aot_compile
 from fp8lens.cli import main, parse_shapes
@@ -161,6 +162,12 @@ def test_a_file_that_does_not_get_to_its_end_is_no_verdict(tmp_path, code, statu
     assert done.returncode == status and re.search(words, done.stderr), done.stderr
 
 
+def test_a_file_that_hides_jax_is_named(tmp_path):
+    (tmp_path / "jax.py").touch()
+    done = command("jax.py:f", *BF16, folder=tmp_path)
+    assert done.returncode == 2 and "jax.py hides JAX" in done.stderr
+
+
 def is_running(process: int) -> bool:
     """Whether a process is there, and is not one that has ended and that nobody asks about."""
     try:
@@ -225,21 +232,31 @@ def test_a_record_is_written_where_it_is(tmp_path, capsys, monkeypatch):
 # Saved programs -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def dumps(tmp_path_factory) -> Path:
-    """What XLA dumps of one program, with what its rewriter was given."""
-    folder = tmp_path_factory.mktemp("dumps")
+def dumped(folder: Path, gemm: str) -> Path:
+    """What XLA dumps of one program, with what its rewriter was given. Triton has its softmax."""
     options = {
         "xla_dump_to": str(folder),
         "xla_dump_hlo_as_text": True,
         "xla_dump_hlo_pass_re": "gemm-rewriter",
     }
-    aot_compile(lambda x, w: x @ w, *parse_shapes(BF16[1]), compiler_options=options)
+    how = {"gemm": gemm, "compiler_options": options}
+    aot_compile(lambda x, w: softmax(x @ w), *parse_shapes(BF16[1]), **how)
     return folder
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory) -> Path:
+    return dumped(tmp_path_factory.mktemp("dumps"), "cublaslt")
+
+
+def test_ptx_is_asked_for_where_triton_multiplies(tmp_path, capsys):
+    refused = said(capsys, str(dumped(tmp_path, "triton")), "--reasons")
+    assert "multiplies, as with --xla_dump_emitter_re=ptx too: dump the program again" in refused
 
 
 def test_of_a_folder_the_compiled_program_is_read_and_named(dumps, tmp_path, capsys):
     (program,) = dumps.glob("*gpu_after_optimizations.txt")
+    assert "__triton" in program.read_text()  # which sums, and needs no PTX
     files = sum(path.is_file() for path in dumps.iterdir())
     what = f"{program.name}, the one program that XLA compiled for a GPU among {files} files."
     whole = said(capsys, str(dumps), "--reasons")

@@ -107,7 +107,8 @@ def test_what_is_no_dump_of_a_gpus_program_is_refused_in_a_sentence():
         (b"def f(): pass", "x.txt is not one whole HLO module (line 1, column 1: expected HLO"),
         (WRITTEN.encode(), "x.txt is a program that XLA has not optimized yet: give the text"),
     ):
-        assert json.loads(Reader().read("x.txt", data))["error"].startswith(sentence)
+        error = json.loads(Reader().read("x.txt", data))["error"]
+        assert error.startswith(sentence) and error.endswith('use "Bring your model".')
     assert Reader().choose("{}") == "null"
 
 

@@ -115,5 +115,21 @@ def calls_back(x):
     return x @ x
 
 
+def widened(x, w, scale):
+    """Converted to float32 in front of scale, clamp and conversion."""
+    d = jnp.dot(x, w.T, preferred_element_type=jnp.bfloat16).astype(jnp.float32)
+    return jnp.clip(d * scale, -LARGEST, LARGEST).astype(jnp.float8_e4m3fn)
+
+
+def chosen(x, w, which):
+    """A row of x by the matrix that is chosen for it, which XLA multiplies in one kernel."""
+    return jnp.einsum("tk,tnk->tn", x.astype(jnp.bfloat16), w[which].astype(jnp.bfloat16))
+
+
+def widens(x, w):
+    """A weight in fewer bits."""
+    return x @ w.astype(x.dtype)
+
+
 class Model:
     """No function."""
