@@ -457,7 +457,7 @@ def _near(i: Instruction) -> dict[str, str]:
 
 _ADVICE = (
     "give the text that XLA dumps with --xla_dump_hlo_as_text, such as "
-    'module_0001.jit_f.sm_9.0a_gpu_after_optimizations.txt. Without a GPU, use "Bring your model".'
+    'module_0001.jit_f.sm_9.0a_gpu_after_optimizations.txt. Without a GPU, use "Check my model".'
 )
 
 

@@ -108,7 +108,7 @@ def test_what_is_no_dump_of_a_gpus_program_is_refused_in_a_sentence():
         (WRITTEN.encode(), "x.txt is a program that XLA has not optimized yet: give the text"),
     ):
         error = json.loads(Reader().read("x.txt", data))["error"]
-        assert error.startswith(sentence) and error.endswith('use "Bring your model".')
+        assert error.startswith(sentence) and error.endswith('use "Check my model".')
     assert Reader().choose("{}") == "null"
 
 
