@@ -12,7 +12,7 @@ import html
 from typing import Any
 
 from fp8lens.formats import FORMATS, is_narrow
-from fp8lens.hlo.ops import CUTS, LAUNCHES_NOTHING, VIEWS
+from fp8lens.hlo.ops import CUTS, DOTS, LAUNCHES_NOTHING, VIEWS
 from fp8lens.hlo.parse import HloModule, Instruction, Shape, parse_hlo_module, visible
 from fp8lens.hlo.program import executions, fused, fusion_kind, results
 from fp8lens.hlo.remember import remembered
@@ -131,6 +131,7 @@ def moved(instruction: Instruction) -> int:
 
 
 _TAKES = (*CUTS, "gather")
+_PRODUCTS = DOTS | {"custom-call"}
 
 
 def _moved_alone(i: Instruction) -> int:
@@ -143,8 +144,8 @@ def _moved_alone(i: Instruction) -> int:
     if put:
         return 2 * put.shape.nbytes
     read = [i.computation[name].shape.nbytes for name in i.operands]
-    if i.operands[:1] == i.operands[1:2]:  # an array that multiplies itself is read once
-        read = read[1:]
+    if opcode in _PRODUCTS and i.operands[:1] == i.operands[1:2]:
+        read = read[1:]  # an array that multiplies itself is read once
     if opcode in _TAKES and read:
         read[0] = min(read[0], written)
     return sum(read) + written

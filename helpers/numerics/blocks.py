@@ -11,6 +11,11 @@ from fp8_blocks import BLOCK as B
 from fp8_blocks import Blocks, product
 
 
+def blocks(x: Any, rows: int, columns: int) -> Any:
+    """x [R, K] in blocks: [R / rows, rows, K / columns, columns]."""
+    return x.reshape(x.shape[0] // rows, rows, x.shape[1] // columns, columns)
+
+
 def by_block(a: Any, b: Any, a_scales: Any, b_scales: Any, interpret: Any = None) -> jax.Array:
     """a [M, K] and b [N, K] in E4M3, a_scales [K / 128, M] of pieces of rows, b_scales [N / 128,
     K / 128] of squares: bf16[M, N], by the recipe's kernel, compiled for a Hopper or interpreted.

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -68,13 +68,18 @@ def arrays() -> dict[str, np.ndarray]:
     return found
 
 
+def digest_of(result: Any) -> str:
+    """The SHA-256 of a result's bits in float32: equal for equal results."""
+    return hashlib.sha256(np.ascontiguousarray(result, "<f4").tobytes()).hexdigest()
+
+
 def load_stacks(folder: str | Path = "results") -> SimpleNamespace:
     """What `make stacks` found. Raises ValueError for a file that is not as it was written, and for
     one that is of other operands.
 
-    `source` says in a line with which packages. By (stack, way to scale, kind of operands) `rows`
-    has the first rows of each result, f32[rows, N]. `layouts` says which scales and layouts PyTorch
-    takes; `result_scale` what its argument of that name does;
+    `source` says in a line with which packages. By (stack, way to scale, kind of operands) there is
+    a digest of each result, `digests`, and its first rows, `rows`, f32[rows, N]. `layouts` says
+    which scales and layouts PyTorch takes; `result_scale` what its argument of that name does;
     `graphs` are those of torch.compile; `settings` torchao's, and `scale_of_amax_3` what it makes
     of that; `signature` is PyTorch's; `ptx` counts the instructions of Triton's kernels, and
     `cublaslt` has the names in its header.
@@ -82,9 +87,10 @@ def load_stacks(folder: str | Path = "results") -> SimpleNamespace:
     data = recorded(folder, "stacks.json", "make stacks")
     if data["operands"] != operands_digest():
         raise ValueError("stacks.json is of other operands: `make stacks` records it again")
-    found = SimpleNamespace(**data, rows={})
+    found = SimpleNamespace(**data, digests={}, rows={})
     for name, kept in data["results"].items():
         key = tuple(name.split(", "))
+        found.digests[key] = kept["digest"]
         found.rows[key] = np.frombuffer(base64.b64decode(kept["rows"]), "<f4").reshape(-1, N)
     versions = data["packages"]
     found.source = (

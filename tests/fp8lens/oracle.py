@@ -300,7 +300,8 @@ def _traffic(line: Line, lines: Lines, computations: dict[str, Lines]) -> int:
     called = re.search(r"calls=%([\w.\-]+)", line.rest)
     if opcode == "fusion" and called:
         return _traffic_of_fusion(read, computations[called[1]])
-    is_square = len(line.operands) > 1 and line.operands[0] == line.operands[1]
+    is_product = opcode in ("dot", "scaled-dot", "custom-call")
+    is_square = is_product and line.operands[:1] == line.operands[1:2]
     return sum(read[is_square:]) + _nbytes(written)
 
 
