@@ -4,6 +4,7 @@ leads to is the row's.
 
 import gzip
 
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from fp8lens import inspect
@@ -15,6 +16,8 @@ from tools.recorders.data import RESULTS
 *_, NEWEST = load_census(RESULTS).releases
 ROWS = load_census(RESULTS).releases[NEWEST]["rows"]
 EXPLORER = "models"
+# Sphinx tells the authors of its extensions what will change.
+pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
 
 
 def of_kept(model: str) -> dict[str, dict]:
